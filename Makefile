@@ -130,9 +130,9 @@ python-test: $(VENV)/.dev build  ## run the Python tests but the slow ones; PYTE
 	$(BIN)/python -m pytest $(PYTEST)
 
 # A part of each room that needs neither root nor programs beside g++: 70 s of CPU time.
-QUICK := tests/test_{documents,rooms,code_in_documents,command_line}.py tests/ops/test_feature_transformer.py \
-	tests/data/test_{binpack,formats,filters}.py tests/nets/test_{golden,evaluate}.py \
-	tests/training/test_{config,losses,end_to_end}.py tests/match/test_statistics.py
+QUICK := $(addprefix tests/,documents/test_{documents,code_in_documents}.py project/test_rooms.py cli/test_command_line.py \
+	ops/test_feature_transformer.py data/test_{binpack,formats,filters}.py nets/test_{golden,evaluate}.py \
+	config/test_config.py losses/test_losses.py training/test_end_to_end.py match/test_statistics.py)
 
 quick-test: $(VENV)/.dev build  ## build what changed and run 700 quick tests, without root: about a minute
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not (slow or cuda or compiler or rust or browser or engine or arm or onnx)" $(QUICK)

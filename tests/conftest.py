@@ -70,6 +70,12 @@ def _switches_of_torch() -> Iterator[None]:
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", fill)  # noqa: B010 (the type lacks it)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _trainings_are_on_one_thread(request: pytest.FixtureRequest) -> None:
+    if request.path.parent.name in ("callbacks", "config", "losses", "optim", "parallel", "schedules", "training"):
+        request.getfixturevalue("one_thread")
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """torch on one thread, in the fixtures of a module too: small nets are faster so, and sums are those of a process

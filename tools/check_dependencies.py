@@ -2,7 +2,7 @@
 
     python tools/check_dependencies.py lowest                 # each at its lower bound in pyproject.toml
     python tools/check_dependencies.py newest                 # each at its newest release within its bounds
-    python tools/check_dependencies.py lowest --set typer==0.27.2 --tests tests/test_command_line.py
+    python tools/check_dependencies.py lowest --set typer==0.27.2 --tests tests/cli/test_command_line.py
     python tools/check_dependencies.py lowest --torch         # torch, too: several GB
 
 The packages go into a separate environment in a temporary folder. Everything else (pytest, the built project,
@@ -25,11 +25,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # A room that uses each package: typer and rich, pydantic and PyYAML, safetensors, numpy, zstandard, Jinja2 and
 # matplotlib, tensorboard, onnx.
 TESTS = (
-    "tests/test_command_line.py",
-    "tests/test_registry.py",
-    "tests/test_trust.py",
-    "tests/training/test_config.py",
-    "tests/training/test_checkpoint.py",
+    "tests/cli/test_command_line.py",
+    "tests/base/test_registry.py",
+    "tests/base/test_trust.py",
+    "tests/config/test_config.py",
+    "tests/files/test_checkpoint.py",
     "tests/training/test_trainer.py",
     "tests/training/test_metrics.py",
     "tests/data/test_formats.py",

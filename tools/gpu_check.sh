@@ -126,7 +126,7 @@ step_several() {
 }
 # shellcheck disable=SC2086  # PYTEST may be several words
 step_several_tests() {
-    python3 -m pytest -q tests/training/test_several_gpus.py tests/training/test_devices.py tests/ops/test_perspectives.py \
+    python3 -m pytest -q tests/parallel/test_several_gpus.py tests/training/test_devices.py tests/ops/test_perspectives.py \
         ${PYTEST:-} -p no:cacheprovider -m two_gpus --durations 8
 }
 

@@ -2,7 +2,7 @@
 """Writes examples/notebook/data_to_elo.ipynb, for Jupyter and Colab, from the cells of data_to_elo.py.
 
 The first cell of code is only in the notebook: it installs the project where it is missing. Run this file after each
-change of data_to_elo.py; tests/test_notebook.py compares both.
+change of data_to_elo.py; tests/documents/test_notebook.py compares both.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ SOURCES = (
     *(f"{room}/*.py" for room in ("nnue_trainer", "examples", "tools", "tests", "benchmarks")),
     *(f"{room}/*.{end}" for room in ROOMS for end in ("h", "cpp", "cu", "cuh")),
     ":!tools/prose.py",  # the words themselves
-    ":!tests/test_prose.py",
+    ":!tests/documents/test_prose.py",
 )
 
 BANNED = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,9 @@ from typing import Any
 import pytest
 import torch
 from cpp_support import with_torch
+from sample_inputs import make_sample
 from torch import Tensor
 from typed import present
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ops"))
-from sample_inputs import make_sample
 
 import nnue_trainer
 from nnue_trainer import data, ops

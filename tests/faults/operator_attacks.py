@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ops"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from operator_calls import LEFT_OUT, Call, copied, operators_of_the_cpu, recorded_calls
 
 PAGE = 4096

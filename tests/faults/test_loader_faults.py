@@ -437,7 +437,7 @@ def wild(rng: random.Random) -> int:
 
 ATTACK = f"""
 import random, sys
-sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
+sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1] / "support")!r}]
 from pathlib import Path
 import test_loader_faults as faults
 getattr(faults, sys.argv[1])(Path(sys.argv[2]), int(sys.argv[3]))

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from operator_soak import BOUND, has_mallinfo, kept_by
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ops"))
 from operator_calls import LEFT_OUT, Call, operators_of_the_cpu, recorded_calls
+from operator_soak import BOUND, has_mallinfo, kept_by
 
 
 def takes_text(operator: str) -> bool:

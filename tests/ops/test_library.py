@@ -149,7 +149,7 @@ def test_why_there_is_no_library_of_statistics(monkeypatch: pytest.MonkeyPatch, 
 def test_instruction_set_levels_compute_the_same_bits(level: str, tmp_path: Path) -> None:
     code = f"""
 import sys, torch
-sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1] / "stats")!r}]
+sys.path[:0] = [*{[str(Path(__file__).parents[1] / room) for room in ("support", "stats")]!r}]
 from sample_inputs import make_pair, make_sample
 from test_random import Philox, some
 from nnue_trainer import ops

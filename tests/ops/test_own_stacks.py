@@ -103,7 +103,7 @@ def test_equal_bits_for_any_number_of_threads() -> None:
 def test_equal_bits_for_every_instruction_set() -> None:
     script = """
 import hashlib, sys, torch
-sys.path.insert(0, "tests/ops")
+sys.path[:0] = ["tests/ops", "tests/support"]
 from test_own_stacks import sample
 digest = hashlib.sha256()
 for shape in ((700, 130, 16, 8), (200, 30, 32, 8), (99, 32, 1, 8)):

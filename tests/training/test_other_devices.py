@@ -55,7 +55,7 @@ def test_torch_computes_the_step_there_and_the_cpu_the_rest(tmp_path: Path, proj
         text = text.replace(key, str(project_root / "samples" / f"{name}.binpack"))
     (tmp_path / "recipe.yaml").write_text(text)
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "recipe.yaml"), str(tmp_path)]
-    done = subprocess.run(command, cwd=project_root / "tests" / "training", capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=project_root / "tests" / "support", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     calls = json.loads(done.stdout.splitlines()[-1])
     assert not [name for name in calls if name.startswith("nnue")], "no operator of this project runs there"

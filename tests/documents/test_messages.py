@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from needs import ROOT
 
 import nnue_trainer
 from nnue_trainer import _data, config, nets
@@ -26,8 +27,6 @@ from nnue_trainer.errors import UserError
 from nnue_trainer.files.pages.page import as_text
 from nnue_trainer.modules import StackedLinear
 from nnue_trainer.nets.activity import _layer_inputs
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 import json
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from needs import ROOT
 from pydantic import ValidationError
 from test_optim import OUTPUTS, ROWS, Net, inputs
 from torch import Tensor, nn
@@ -19,9 +19,7 @@ from nnue_trainer.nets.base import VirtualRows
 from nnue_trainer.optim import OPTIMIZERS, Optimizer, OptimizerConfig, Work
 from nnue_trainer.optim.muon import Muon, MuonRule, orthogonal
 
-VECTORS = json.loads(
-    (Path(__file__).resolve().parents[1] / "vectors" / "training" / "optimisers.json").read_text(encoding="utf-8")
-)
+VECTORS = json.loads((ROOT / "tests" / "vectors" / "training" / "optimisers.json").read_text(encoding="utf-8"))
 
 
 def config(**section: Any) -> OptimizerConfig:

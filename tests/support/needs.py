@@ -19,7 +19,7 @@ from nnue_trainer.base import _library
 from nnue_trainer.engines.uci import find_engine
 from nnue_trainer.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SHARED = Path(os.environ.get("NNUE_SHARED", ROOT.parent / "shared"))
 
 

@@ -16,13 +16,13 @@ import torch
 import typer
 import yaml
 from command import nnue
+from needs import ROOT
 from typer.testing import CliRunner
 
 from nnue_trainer import _data, config
 from nnue_trainer.cli.main import app
 from nnue_trainer.files import presets
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Needs of a block that the page does not meet: the reader's files, names of the paragraph, a GPU.
 NEEDS = re.compile(
@@ -72,7 +72,7 @@ OTHERS |= {
 NOT_RUN = {
     r"^(sudo|wsl|git|nvidia-smi|module|pip|docker|srun|sbatch|\.|cd torch-nnue|python -m venv) ?": "installs",
     r"^NNUE_CUDA_ARCHS=": "installs; tools/check_wheel.sh installs a wheel",
-    r"^make quickstart|^nnue doctor$": "takes minutes, or measures; tests/test_doctor.py",
+    r"^make quickstart|^nnue doctor$": "takes minutes, or measures; tests/cli/test_doctor.py",
     r"--engine stockfish|^nnue verify": "needs Stockfish; tests of engines run fakes",
     r"^nnue (match|compare) ": "takes minutes; tests/match",
     r"^nnue (train|export) .*sfnnv5|^nnue train (configs/|--resume)|^torchrun |^python (train|bench)": "takes minutes",
@@ -81,8 +81,8 @@ NOT_RUN = {
     r"^cmake |^build/|export\.py|net\.safetensors|^cp -r |^cd (data|libtorch)|^python -c": "tests/cpp",
     r"examples/engine|^cc |^\./engine": "tests/engine/test_documentation.py",
     r"big\.safetensors|small\.safetensors|net\.bin (again|--format raw --model)|--model": "tests/engine, tests/nets",
-    r"^(source|stage_in) ": "tests/test_cluster.py",
-    r"--from nettest\.yaml": "tests/training/test_nettest.py",
+    r"^(source|stage_in) ": "tests/cluster/test_cluster.py",
+    r"--from nettest\.yaml": "tests/config/test_nettest.py",
     r"^zstdcat|^nnue data convert - ": "tests/data/test_cli.py",
     r"--pawn 100$|training\.vf|training\.binpack|runs/simple": "test_from_your_games_to_a_match",
     r"IN…|OUT": "names no file",

@@ -4,11 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-TESTS = Path(__file__).parent
+from needs import ROOT
 
 CHILD = """
 import signal, sys, time
@@ -48,7 +46,7 @@ def test_children_can_be_interrupted_and_none_is_left(ignored: list[signal.Signa
     )
     run = subprocess.run(
         [sys.executable, "-c", starter, SESSION, CHILD],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(TESTS)},
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "tests" / "support")},
         capture_output=True,
         text=True,
         timeout=120,

@@ -8,13 +8,14 @@ import pytest
 import torch
 import yaml
 from command import nnue
+from needs import ROOT
 from small_runs import last, split_sample, written
 
 from nnue_trainer.files import checkpoint
 from nnue_trainer.optim.averages import AVERAGES
 from nnue_trainer.schedules import RunStep
 
-VECTORS = Path(__file__).resolve().parents[1] / "vectors" / "training" / "optimisers.json"
+VECTORS = ROOT / "tests" / "vectors" / "training" / "optimisers.json"
 CASE = json.loads(VECTORS.read_text(encoding="utf-8"))["averaging"]
 
 

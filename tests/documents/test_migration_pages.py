@@ -5,10 +5,10 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from needs import ROOT
 
 from nnue_trainer import config, schema
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("from-nnue-pytorch.md", "from-bullet.md")
 KEYS = {key.replace(".N", "") for key, *_ in schema.describe(config.Recipe)}
 SECTIONS = {key.split(".")[0] for key in KEYS}

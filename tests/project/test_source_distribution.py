@@ -20,7 +20,7 @@ def test_it_has_every_source(tmp_path, project_root):
     (tree / "configs").parent.mkdir()
     (tree / "configs").symlink_to("nnue_trainer/presets")
     for name in files:
-        copied = ("examples/", "samples/", "tools/", "requirements/", "LICENSES/", "tests/test_")
+        copied = ("examples/", "samples/", "tools/", "requirements/", "LICENSES/", "tests/project/")
         if name in wanted or "/" not in name or name.startswith(copied):
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             os.link(project_root / name, tree / name)

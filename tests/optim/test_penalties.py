@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from command import nnue
+from needs import ROOT
 from small_runs import last, split_sample, written
 
 from nnue_trainer import nets
@@ -16,9 +17,7 @@ from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.optim.penalties import PENALTIES, Penalty
 from nnue_trainer.optim.penalties.base import Penalties
 
-VECTOR = json.loads((Path(__file__).resolve().parents[1] / "vectors" / "training" / "loss.json").read_text("utf-8"))[
-    "activation_penalty"
-]
+VECTOR = json.loads((ROOT / "tests" / "vectors" / "training" / "loss.json").read_text("utf-8"))["activation_penalty"]
 
 
 @pytest.fixture(scope="module")

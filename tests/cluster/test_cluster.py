@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+from needs import ROOT
 from ports import free_port
 from small_runs import last, split_sample, written
 
@@ -285,7 +286,7 @@ def test_torchrun_by_hand_tells_that_nodes_are_missing(tmp_path: Path, backend: 
     address = f"127.0.0.1:{port}" if len(backend) == 3 else "127.0.0.1"
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node", "1", *backend, address]
     command += [] if len(backend) == 3 else ["--master-port", str(port), "--node-rank", "0"]
-    environment = os.environ | {"NNUE_TELL_SECONDS": "0.2", "PYTHONPATH": f"{Path(__file__).parents[1]}:{tmp_path}"}
+    environment = os.environ | {"NNUE_TELL_SECONDS": "0.2", "PYTHONPATH": f"{ROOT}:{tmp_path}"}
     with subprocess.Popen(
         [*command, "-m", "nnue_trainer", "train", "x.yaml"], env=environment, stderr=subprocess.PIPE, text=True
     ) as agent:
@@ -381,7 +382,7 @@ def test_a_broken_environment_on_one_node_is_a_failed_start(
 
 @pytest.mark.slow
 def test_a_training_has_started_when_all_processes_have_joined(project_root: Path, tmp_path: Path) -> None:
-    """Until then its start has failed (tests/test_command_line.py)."""
+    """Until then its start has failed (tests/cli/test_command_line.py)."""
     recipe = written(tmp_path / "mine.yaml", split_sample(project_root, tmp_path, 4_000, 500))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["-m", "nnue_trainer", "train", str(recipe), "--run-dir", str(tmp_path / "run")]

@@ -1,11 +1,11 @@
 """tools/check_spills.py, which reads the compiler's report of a library."""
 
 import sys
-from pathlib import Path
 
 import pytest
+from needs import ROOT
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+sys.path.insert(0, str(ROOT / "tools"))
 
 from check_spills import Allowed, Frame, frames, problems
 

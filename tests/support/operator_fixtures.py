@@ -9,7 +9,7 @@ import pytest
 import torch
 from needs import no_cuda, require
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "cuda_emulator"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cuda_emulator"))
 import emulated_library
 
 

@@ -2,18 +2,18 @@
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from needs import ROOT
 from torch import Tensor
 from typed import instance
 
 from nnue_trainer.schedules import LAMBDAS, SCHEDULES, RunStep
 from nnue_trainer.schedules.jitter import BatchJitter, add_jitter, autoregressive
 
-VECTORS = Path(__file__).resolve().parents[1] / "vectors" / "training"
+VECTORS = ROOT / "tests" / "vectors" / "training"
 LAMBDA = json.loads((VECTORS / "lambda.json").read_text(encoding="utf-8"))
 RATES = json.loads((VECTORS / "learning_rate.json").read_text(encoding="utf-8"))
 BATCHES = 6  # batches of a superbatch

@@ -2,10 +2,10 @@
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
+from needs import ROOT
 from pydantic import ValidationError
 from typed import grad_of
 
@@ -18,7 +18,7 @@ from nnue_trainer.losses.win_rate import WinRateLoss
 from nnue_trainer.nets import integer_forward
 from nnue_trainer.nets.rounded_forward import log_odds
 
-VECTORS = json.loads((Path(__file__).resolve().parents[1] / "vectors" / "training" / "loss.json").read_text("utf-8"))
+VECTORS = json.loads((ROOT / "tests" / "vectors" / "training" / "loss.json").read_text("utf-8"))
 
 
 def sigmoid(x: float) -> float:
