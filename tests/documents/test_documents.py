@@ -52,6 +52,23 @@ def test_no_link_is_dead(project_root: Path) -> None:
     assert {str(page): dead for page in pages if (dead := dead_links(page))} == {}
 
 
+def test_tests_and_tools_that_are_named_exist(project_root: Path) -> None:
+    """In pages, comments and settings: a file that was moved is not named by its old place."""
+    folders = ("csrc", "data_loader", "docs", "examples", "nnue_trainer", "requirements", "tests", "tools", ".github")
+    texts = [path for path in project_root.glob("*") if path.suffix in (".md", ".toml") or path.name == "Makefile"]
+    texts += [path for folder in folders for path in (project_root / folder).rglob("*")]
+    suffixes = {".md", ".py", ".pyi", ".sh", ".cpp", ".h", ".cu", ".cuh", ".in", ".toml", ".txt", ".yml"}
+    named = re.compile(r"(?<![\w/.-])(?:tests|tools)/[\w/]+\.(?:py|sh)\b")
+    dead = [
+        f"{path.relative_to(project_root)}: {name}"
+        for path in texts
+        if path.suffix in suffixes or path.name == "Makefile"
+        for name in named.findall(path.read_text(encoding="utf-8"))
+        if not (project_root / name).is_file() and path.name != "CHANGELOG.md"
+    ]
+    assert dead == []
+
+
 def test_pages_are_short(project_root: Path) -> None:
     lengths = {page.name: len(page.read_text().splitlines()) for page in (project_root / "docs").glob("*.md")}
     assert {name: length for name, length in lengths.items() if length > 250} == {}

@@ -19,7 +19,7 @@ from nnue_trainer.match.result import MatchResult
 from nnue_trainer.match.run import test_text
 
 FORMAT_VERSION = 1
-_SHOWN = ("loss", "score_cross_entropy", "result_cross_entropy", "rank_correlation")
+_SHOWN = ("loss", "score_cross_entropy", "result_cross_entropy", "rank_correlation", "even_rank_correlation")
 
 
 @dataclass(frozen=True)
