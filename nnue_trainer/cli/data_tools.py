@@ -314,8 +314,8 @@ def shuffle(
     *,
     files: FileOptions,
 ) -> None:
-    """Write all positions of IN... in random order. In formats with chains, each position becomes a separate chain,
-    unless games stay together (--by-game)."""
+    """Write all positions of IN... in random order. In formats with chains, a position becomes a separate chain unless
+    it follows the one before by chance, or games stay together (--by-game)."""
     from nnue_trainer.data.transform import shuffle as run
 
     size = _size(memory)

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, Unpack, cast
 
@@ -150,8 +149,8 @@ def convert(
     **scores: Unpack[ReadingOptions],
 ) -> Report:
     """Writes all positions of `inputs`, or of a part of their chunks, one file after the other, in the format `to`
-    (None: the one of `output`'s suffix). A binpack made of binpacks in which all chains have one position, as in
-    shuffled ones, has such chains, too; so the parts of any tool give the bytes of the whole.
+    (None: the one of `output`'s suffix). All tools join positions that follow each other to chains, so the parts of any
+    tool give the bytes of the whole.
 
     `source`: the format of the inputs, None to find out. `fen`: how castling rights are written where there are FENs.
     `scores`, here and in the other tools: how scores and results are read (`data.reading`).
@@ -169,42 +168,18 @@ def convert(
             check_room(output, {Path(output).absolute().parent: sum(Path(path).stat().st_size for path in inputs)})
             return _copy(inputs, output, format, overwrite, progress, scores)
 
-    def rewritten(join_chains: bool) -> Report:
-        report = Report()
-        with PositionWriter(output, format, join_chains=join_chains, chess960=chess960, fen=fen) as writer:
-            for reader, blocks in read_files(
-                inputs, format=source, skip_bad=skip_bad, progress=progress, part=part, **scores
-            ):
-                for block in blocks:
-                    if not join_chains and reader.chains > reader.single_chains:
-                        raise _LongChain
-                    writer.write_block(block)
-                report.add_reader(reader)
-            report.add_writer(writer, may_be_empty=not part.is_whole)
-            check_all_new([output], overwrite)
-        return report
-
-    join_chains = format.kind != "binpack" or not all(_begins_with_single_chains(path, source) for path in inputs)
-    check_rewritten(inputs, output, format, source=source, join_chains=join_chains, part=part, **scores)
-    try:
-        return rewritten(join_chains)
-    except _LongChain:  # rare: the beginnings of the files have none
-        return rewritten(join_chains=True)
-
-
-class _LongChain(Exception):
-    """A chain has more than one position."""
-
-
-def _begins_with_single_chains(path: StrPath, source: str | None) -> bool:
-    """Whether the first positions of a binpack are chains of one position each; True for an empty file."""
-    if is_pipe(path) or not Path(path).is_file():
-        return False
-    if not Path(path).stat().st_size:
-        return True
-    with PositionReader(path, format=source, skip_bad=True) as reader:
-        next(reader.blocks(), None)
-        return reader.format == "binpack" and reader.chains == reader.single_chains
+    check_rewritten(inputs, output, format, source=source, part=part, **scores)
+    report = Report()
+    with PositionWriter(output, format, chess960=chess960, fen=fen) as writer:
+        for reader, blocks in read_files(
+            inputs, format=source, skip_bad=skip_bad, progress=progress, part=part, **scores
+        ):
+            for block in blocks:
+                writer.write_block(block)
+            report.add_reader(reader)
+        report.add_writer(writer, may_be_empty=not part.is_whole)
+        check_all_new([output], overwrite)
+    return report
 
 
 def _copy(
@@ -219,7 +194,7 @@ def _copy(
     next file, as between two parts of a tool's output, becomes one."""
     report = Report()
     sizes = [Path(path).stat().st_size for path in inputs]
-    seam = _Seam(format, inputs)
+    seam = _Seam(format)
     with replacing(output) as file:
         for i, path in enumerate(inputs):
             with seam.before(path, file.fd), PositionReader(path, format=format, copy_to=file.fd, **scores) as reader:
@@ -244,25 +219,12 @@ class _Seam:
 
     _HEAD, _ENTRY = 32, 4
 
-    def __init__(self, format: DataFormat, inputs: Sequence[StrPath]) -> None:
-        self._format, self._inputs = format, inputs
+    def __init__(self, format: DataFormat) -> None:
+        self._format = format
         self._last: Records | None = None
 
     def after(self, records: Records) -> None:
         self._last = records[-1:].copy()
-
-    @cached_property
-    def _all_single(self) -> bool:
-        """Whether the games of all files have one position each, as a shuffle writes them. Such games stay so."""
-        length = self._HEAD + 2 * self._ENTRY
-        for path in self._inputs:
-            with Path(path).open("rb") as file:
-                while block := file.read(length << 16):
-                    if len(block) % length:
-                        return False
-                    if np.frombuffer(block, np.uint8).reshape(-1, length)[:, -self._ENTRY :].any():
-                        return False
-        return True
 
     @contextlib.contextmanager
     def before(self, path: StrPath, fd: int) -> Iterator[None]:
@@ -288,7 +250,7 @@ class _Seam:
         both = len(self._written(np.concatenate([last, first])))
         is_one = both == self._HEAD + 3 * self._ENTRY
         # A head with more than the position stays.
-        return is_one and self._written(first)[: self._HEAD] == head and not self._all_single
+        return is_one and self._written(first)[: self._HEAD] == head
 
     def _written(self, records: Records) -> bytes:
         with tempfile.TemporaryFile() as file:
@@ -386,7 +348,7 @@ def shuffle(
     **scores: Unpack[ReadingOptions],
 ) -> Report:
     """Writes all positions of `inputs` in random order, in the format `to` (None: the one of `output`'s suffix). In a
-    binpack each is a separate chain, 34 bytes.
+    binpack each is a chain of 34 bytes, except for the few that follow the one before by chance.
 
     `by_game`: the games are in random order, and the positions of each stay together and in order, so chains remain. A
     game is a run in which the ply rises and the result, seen by white, stays the same. `part`: all inputs are read, and
@@ -407,7 +369,7 @@ def shuffle(
     buffer = _data.ExternalShuffle(seed, memory, os.fsencode(folder), kept, by_game, part.number - 1, part.of)
     report = Report()
     # The output is opened first, so that a place that cannot be written to shows before hours of reading.
-    with PositionWriter(output, format, join_chains=by_game, chess960=chess960) as writer:
+    with PositionWriter(output, format, chess960=chess960) as writer:
         for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress, **scores):
             buffer.start_stream()
             for block in blocks:

@@ -220,8 +220,8 @@ def test_shuffle_is_a_permutation_in_34_byte_chains(tmp_path: Path, val: Path, p
     assert content[:4] == b"BINP"
     assert content[8 + 32 : 8 + 34] == content[8 + 34 + 32 : 8 + 34 + 34] == b"\0\0"
     with PositionReader(out) as reader:
-        assert sum(len(block) for block in reader) == reader.chains == reader.single_chains == len(positions)
-        assert out.stat().st_size == 8 * reader.chunks + 34 * len(positions)
+        assert sum(len(block) for block in reader) == len(positions)
+        assert reader.single_chains > 0.99 * len(positions)  # some follow the position before by chance
 
 
 def test_shuffle_is_a_function_of_seed_and_input_whatever_the_memory(tmp_path: Path, val: Path) -> None:
