@@ -33,8 +33,10 @@ from nnue_trainer.base.status import (
 )
 from nnue_trainer.cli import doctor, info
 from nnue_trainer.cli.group import Group, Interrupted
+from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.terminable import terminable
 from nnue_trainer.errors import UserError, bounded, first_line, out_of_memory, shown
+from nnue_trainer.files import finished
 from nnue_trainer.training.parallel import is_first
 
 app = typer.Typer(
@@ -130,6 +132,7 @@ def main() -> None:
 def _run() -> int:
     lost = False
     exit_status.begin(first=is_first())
+    finished.begin()
     try:
         with terminable(), foreign.explaining():
             status = int(app(standalone_mode=False, prog_name="nnue") or 0)  # the status of typer.Exit, or None
@@ -137,10 +140,15 @@ def _run() -> int:
         status = error.code if isinstance(error.code, int) else FAILED
         if isinstance(error.__context__, BrokenPipeError):
             status = CLOSED_PIPE
+    except finished.Finished as done:
+        note(str(done))
+        status = 0
     except BaseException as error:
         status, lost = _explain(error), isinstance(error, exit_status.Lost)
     if not lost:
         exit_status.write(status)
+    if status not in (exit_status.PREEMPTED, INTERRUPTED):  # else the same command is started again
+        finished.end()
     return status
 
 

@@ -41,6 +41,7 @@ from nnue_trainer.engines.pool import in_order
 from nnue_trainer.engines.uci import Engine
 from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import check_new
+from nnue_trainer.files.finished import Finished
 
 UNIT = 64
 """Positions that one engine scores in a row."""
@@ -96,7 +97,12 @@ def rescore_by_engine(
     pawn is 100 centipawns of the engine."""
     format = format_for(output, to)
     check_no_pipe(inputs, "rescore --engine")
-    check_outputs(inputs, [output], overwrite)
+    path = Path(output).with_name(Path(output).name + ".journal")
+    try:
+        check_outputs(inputs, [output], overwrite)
+    except Finished:
+        Journal.remove_left(path)
+        raise
     reading = Reading(**scores)
     total = _count(inputs, skip_bad, scores)
     # Parts consist of whole units, so that they have the scores of the whole.
@@ -125,7 +131,6 @@ def rescore_by_engine(
         }
         if replace(reading, pawn=None) != Reading():  # files that were made without these options stay the same
             header["reading"] = asdict(reading)
-        path = Path(output).with_name(Path(output).name + ".journal")
         with _ScoreJournal(path, header) as journal:
             if journal.cut and note:
                 note(

@@ -125,6 +125,12 @@ class Journal:
             with contextlib.suppress(UserError), Journal(path, header) as journal:
                 journal.remove()
 
+    @staticmethod
+    def remove_left(path: Path) -> None:
+        """Deletes the journal of a run whose output is known to be complete, and the lease of its dead owner."""
+        for each in (path, _owner(path)):
+            each.unlink(missing_ok=True)
+
     def _open(self) -> int:
         """The descriptor of the locked file. The lock ends with the process, however that ends."""
         try:
@@ -155,7 +161,7 @@ class Journal:
         if self._lease is not None:  # it stays if `_open` has to create the file again
             return
         try:
-            self._lease = lease.lock(file, self.path.with_name(f"{self.path.name}.owner"), self._say)
+            self._lease = lease.lock(file, _owner(self.path), self._say)
         except lease.Held as held:
             raise InUse(f"{self.path}: another run ({held.owner}) is writing it; wait until it ends") from None
 
@@ -279,6 +285,10 @@ class Journal:
 
     def _failed(self, error: OSError) -> UserError:
         return UserError(f"{self.path}: cannot be written: {error.strerror}")
+
+
+def _owner(path: Path) -> Path:
+    return path.with_name(f"{path.name}.owner")
 
 
 def _is_header(line: bytes) -> bool:

@@ -28,6 +28,7 @@ from typing import Self
 
 from nnue_trainer.base import system
 from nnue_trainer.errors import UserError
+from nnue_trainer.files import finished
 
 StrPath = str | os.PathLike[str]
 
@@ -89,6 +90,7 @@ class OutputFile:
             if not _is_name_of(self._folder, self._name, self.fd):
                 raise UserError(f"{self.path}: cannot be written: its temporary file was removed by another program")
             self._check()
+            finished.note(self.path, os.fstat(self.fd))
             os.rename(self._name, self.path.name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
             _sync_folder(self._folder)  # the new name, too, survives a power cut
         except OSError as error:
@@ -189,13 +191,17 @@ def remove_dead(folder: StrPath, *, unlocked: bool = False) -> None:
 
 def check_new(path: StrPath, overwrite: bool, data: bytes | None = None) -> None:
     """Every command calls this before its work, and again before it commits: UserError if its output `path` exists,
-    unless the user gave `--overwrite`. `data`: what is to be written; a file that holds just this may stay."""
+    unless the user gave `--overwrite`. `data`: what is to be written; a file that holds just this may stay.
+    `finished.Finished` if the same command line wrote it and was killed before its end."""
+    finished.expect(path)
     if overwrite or not os.path.lexists(path):
         return
     if data is not None and _holds(Path(path), data):
         return
     if Path(path).is_dir():
         raise UserError(f"{path}: is a folder, expected the name of a file to write")
+    if finished.is_own(path):
+        raise finished.Finished(f"{path}: was finished by the same command, which was killed before its end")
     raise UserError(f"{path}: exists already; --overwrite replaces it")
 
 

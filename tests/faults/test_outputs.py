@@ -29,14 +29,14 @@ def kill_at_rename(call: int, when: str, code: str, *arguments: object) -> None:
     prelude = """
 import os, signal, sys
 from nnue_trainer.files import atomic
-real, count = os.rename, 0
+real, count, call, when = os.rename, 0, int(sys.argv[1]), sys.argv[2]
 def rename(*arguments, **more):
     global count
     count += 1
-    if count == int(sys.argv[1]) and sys.argv[2] == "before":
+    if count == call and when == "before":
         os.kill(os.getpid(), signal.SIGKILL)
     real(*arguments, **more)
-    if count == int(sys.argv[1]):
+    if count == call:
         os.kill(os.getpid(), signal.SIGKILL)
 atomic.os.rename = rename
 """
@@ -222,6 +222,52 @@ generate(sys.argv[4], options)
         assert made.already == ((call, when) == (2, "after"))
         assert out.read_bytes() == (tmp_path / "whole.binpack").read_bytes()
         assert sorted(path.name for path in folder.iterdir()) == ["out.binpack", "out.binpack.generated.json"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("renames", [1, 2])
+@pytest.mark.parametrize(
+    ("command", "files"),
+    [
+        ("convert {source} o.bin", 1),
+        ("shuffle {source} o.binpack", 1),
+        ("split {source} --train o.binpack --validation v.binpack --share 0.3", 2),
+        ("rescore {source} o.binpack --engine {engine} --nodes 1 --score-scale 1", 1),
+    ],
+)
+def test_a_command_that_was_killed_after_its_output_was_complete_ends_well(
+    fake_engine: FakeEngine,
+    tmp_path: Path,
+    source: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    files: int,
+    renames: int,
+) -> None:
+    """A job that is queued again must not end as if a person had to correct something."""
+    if renames > files:
+        pytest.skip("the command writes fewer files")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    words = ["data", *command.format(source=source, engine=fake_engine()).split()]
+
+    def again(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "nnue_trainer", *words, *more], stderr=subprocess.PIPE, text=True, check=False
+        )
+
+    code = "sys.argv[1:] = sys.argv[3:]; from nnue_trainer.cli.main import main; main()"
+    kill_at_rename(renames, "after", code, *words)
+    first = next(path for path in Path().iterdir() if path.name.startswith("o."))
+    before = first.read_bytes()
+    other = again("--skip-bad")
+    assert (other.returncode, "exists already" in other.stderr) == (1, True)
+    whole = again()
+    assert whole.returncode == 0, whole.stderr
+    assert ("was finished by the same command" in whole.stderr) == (renames == files)
+    assert first.read_bytes() == before
+    assert len(list(Path().iterdir())) == files  # neither notes nor journals
+    assert again().returncode == 1
 
 
 @pytest.mark.parametrize("format", ["bin", "bulletformat", "text"])
