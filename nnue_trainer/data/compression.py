@@ -36,13 +36,6 @@ class ByteReader(Protocol):
     def readinto(self, buffer: memoryview, /) -> int: ...
 
 
-def _fill(stream: gzip.GzipFile | bz2.BZ2File, buffer: memoryview) -> int:
-    """Reads the bytes that are ready: of a truncated file, `readinto` would drop those that it has decompressed."""
-    found = stream.read1(len(buffer))
-    buffer[: len(found)] = found
-    return len(found)
-
-
 class _GzipReader:
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path = path
@@ -50,36 +43,21 @@ class _GzipReader:
 
     def readinto(self, buffer: memoryview, /) -> int:
         try:
-            return _fill(self._stream, buffer)
+            # `readinto` would drop what it has decompressed of a truncated file.
+            found = self._stream.read1(len(buffer))
         except (EOFError, OSError, zlib.error) as error:
             raise UserError(f"{self._path}: not a valid gzip file: {error}") from None
+        buffer[: len(found)] = found
+        return len(found)
 
 
-class _Bzip2Reader:
-    def __init__(self, path: Path, file: BinaryIO) -> None:
-        self._path = path
-        self._stream = bz2.BZ2File(file)
+class _StreamsReader:
+    """Decompresses one stream after the other; zeros may lie between them. Python's BZ2File and LZMAFile take a damaged
+    stream that is not the first one for the end of the file."""
 
-    def readinto(self, buffer: memoryview, /) -> int:
-        try:
-            return _fill(self._stream, buffer)
-        except (EOFError, OSError) as error:
-            raise UserError(f"{self._path}: not a valid bzip2 file: {error}") from None
-
-
-class _XzReader:
-    """Decompresses one stream after the other; zeros may lie between them."""
-
-    def __init__(self, path: Path, file: BinaryIO) -> None:
-        try:
-            import lzma
-        except ImportError:  # Python may be built without it
-            raise UserError(f"{path}: compressed with xz, which this Python cannot read: run `xz -d {path}`") from None
-        self._path, self._file, self._lzma = path, file, lzma
-        self._begin_stream()
-
-    def _begin_stream(self) -> None:
-        self._stream = self._lzma.LZMADecompressor(self._lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+    def __init__(self, path: Path, file: BinaryIO, kind: str, begin: Callable[[], Any], error: type[Exception]) -> None:
+        self._path, self._file, self._kind, self._begin, self._error = path, file, kind, begin, error
+        self._stream = begin()
 
     def readinto(self, buffer: memoryview, /) -> int:
         found = b""
@@ -92,15 +70,31 @@ class _XzReader:
                         if not (read := self._file.read(_HEAD)):
                             return 0
                         data = read.lstrip(b"\0")
-                    self._begin_stream()
+                    self._stream = self._begin()
                 elif self._stream.needs_input and not (data := self._file.read(_HEAD)):
                     raise EOFError("it ends inside a stream: it is truncated")
                 found = self._stream.decompress(data, len(buffer))
-        except (EOFError, self._lzma.LZMAError) as error:
+        except (EOFError, self._error) as error:
             large = "; unpack it with `xz -d`" if "limit" in str(error) else ""
-            raise UserError(f"{self._path}: not a valid xz file: {error}{large}") from None
+            raise UserError(f"{self._path}: not a valid {self._kind} file: {error}{large}") from None
         buffer[: len(found)] = found
         return len(found)
+
+
+def _bzip2_reader(path: Path, file: BinaryIO) -> ByteReader:
+    return _StreamsReader(path, file, "bzip2", bz2.BZ2Decompressor, OSError)
+
+
+def _xz_reader(path: Path, file: BinaryIO) -> ByteReader:
+    try:
+        import lzma
+    except ImportError:  # Python may be built without it
+        raise UserError(f"{path}: compressed with xz, which this Python cannot read: run `xz -d {path}`") from None
+
+    def begin() -> lzma.LZMADecompressor:
+        return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+
+    return _StreamsReader(path, file, "xz", begin, lzma.LZMAError)
 
 
 class _ZstdReader:
@@ -237,8 +231,8 @@ def decompress(path: Path, kind: str, file: BinaryIO) -> ByteReader:
     """The decompressed bytes of `file`. UserError, naming `path`, for what is corrupt or ends too early."""
     readers: dict[str, Callable[[Path, BinaryIO], ByteReader]] = {
         "gzip": _GzipReader,
-        "bzip2": _Bzip2Reader,
-        "xz": _XzReader,
+        "bzip2": _bzip2_reader,
+        "xz": _xz_reader,
         "zstd": _ZstdReader,
     }
     return _Counted(readers[kind](path, file))

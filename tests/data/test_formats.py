@@ -1,7 +1,9 @@
 """Every format, plain and compressed: golden bytes, round trips of real data, what is lost, what is wrong."""
 
+import bz2
 import gzip
 import hashlib
+import lzma
 import re
 import shutil
 import subprocess
@@ -158,12 +160,19 @@ def test_positions_that_look_compressed(tmp_path: Path) -> None:
         assert sum(len(block) for block in reader) == 1
 
 
-def test_a_bomb_needs_little_memory(tmp_path: Path) -> None:
-    """1 GB of zeros in 30 KB, read by a separate process: what ran before in this one decides where its peak is."""
+PACKED: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "bzip2": bz2.compress,
+    "xz": lambda content: lzma.compress(content, preset=0),
+    "zstd": zstandard.compress,
+}
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_a_bomb_needs_little_memory(kind: str, tmp_path: Path) -> None:
+    """GB of zeros in KB, read by a separate process: what ran before in this one decides where its peak is."""
     path = tmp_path / "x"
-    with path.open("wb") as file, zstandard.ZstdCompressor().stream_writer(file) as out:
-        for _ in range(1000):
-            out.write(bytes(1 << 20))
+    path.write_bytes(PACKED[kind](bytes(1 << 26)) * 40)
     code = """
 import resource, sys
 from nnue_trainer.data import PositionReader
@@ -217,7 +226,19 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path, positions: Records
             list(blocks)
 
 
-@pytest.mark.parametrize("kind", ["gzip", "zstd"])
+@pytest.mark.parametrize("kind", ["gzip", "bzip2", "xz"])
+def test_a_damaged_member_is_not_the_end_of_the_file(kind: str, tmp_path: Path) -> None:
+    whole = PACKED[kind](f"{START} | 12 | 1.0\n".encode())
+    path = tmp_path / "x.txt"
+    path.write_bytes(whole + bytes(3) + whole)
+    assert len(read(path)) == 2
+    for damaged in (b"BZh?" + whole[4:], b"?" + whole[1:], whole[:-6] + bytes(6), whole[:-1], whole + b"?"):
+        path.write_bytes(whole + damaged)
+        with pytest.raises(UserError, match=rf"x\.txt: not a valid {kind} file: "):
+            read(path)
+
+
+@pytest.mark.parametrize("kind", PACKED)
 def test_compressed_files_with_mutated_bytes(project_root: Path, kind: str) -> None:
     script = project_root / "data_loader" / "fuzz" / "compressed.py"
     run = subprocess.run([sys.executable, script, kind, "3000", "7"], cwd=project_root, capture_output=True, text=True)
