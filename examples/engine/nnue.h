@@ -1234,21 +1234,27 @@ struct Changes {
     Changes() {}  // leaves the lists as they are; a default constructor would fill them with zeros
 };
 
-// to[at … at + Count) = from + the rows that are added − the rows that are removed. The sums stay in registers.
+// to[at … at + Count) = from + the rows that are added − the rows that are removed. The sums stay in registers, and the
+// next tile of each row is fetched meanwhile. `left` is how much of the rows follows this tile.
 template <int Count, class... Lists>
-inline void apply_to_tile(const std::int16_t* from, std::int16_t* to, int at, const Lists&... lists) {
+inline void apply_to_tile(const std::int16_t* from, std::int16_t* to, int at, [[maybe_unused]] int left,
+                          const Lists&... lists) {
 #if defined(NNUE_VECTORS)
     if constexpr (Count % kWords == 0) {
+        // After the last tile follow the PSQT values, in one line of the cache.
+        const auto next = static_cast<std::size_t>(std::min(std::max(left, 1), Count));
         constexpr int kVectors = Count / kWords;
         Words sums[kVectors];
         for (int k = 0; k < kVectors; ++k) sums[k] = load_words(from + at + k * kWords);
         const auto apply = [&](const auto& changes) {
             for (int i = 0; i < changes.num_added; ++i) {
                 const auto* row = changes.added[i] + at;
+                prefetch(row + Count, next * sizeof *row);
                 for (int k = 0; k < kVectors; ++k) sums[k] = add(sums[k], load_words(row + k * kWords));
             }
             for (int i = 0; i < changes.num_removed; ++i) {
                 const auto* row = changes.removed[i] + at;
+                prefetch(row + Count, next * sizeof *row);
                 for (int k = 0; k < kVectors; ++k) sums[k] = subtract(sums[k], load_words(row + k * kWords));
             }
         };
@@ -1274,18 +1280,18 @@ inline void apply_to_tile(const std::int16_t* from, std::int16_t* to, int at, co
     for (int k = 0; k < Count; ++k) to[at + k] = static_cast<std::int16_t>(sums[k]);
 }
 
-// The same for a whole sum of Size numbers, which is read and written once. `to` may be `from`.
-template <int Size, class... Lists>
-inline void apply_to_sum(const std::int16_t* from, std::int16_t* to, const Lists&... lists) {
+// visit(at, count) for the tiles of a sum of Size numbers; the count is a constant.
+template <int Size, class Visit>
+inline void for_each_tile(Visit visit) {
 #if defined(NNUE_VECTORS)
     constexpr int kVector = kWords, kTile = kRegisters * kWords;
 #else
     constexpr int kVector = 1, kTile = 64;
 #endif
     constexpr int kInTiles = Size / kTile * kTile, kInVectors = Size / kVector * kVector;
-    for (int at = 0; at < kInTiles; at += kTile) apply_to_tile<kTile>(from, to, at, lists...);
-    if constexpr (kInVectors > kInTiles) apply_to_tile<kInVectors - kInTiles>(from, to, kInTiles, lists...);
-    if constexpr (Size > kInVectors) apply_to_tile<Size - kInVectors>(from, to, kInVectors, lists...);
+    for (int at = 0; at < kInTiles; at += kTile) visit(at, std::integral_constant<int, kTile>());
+    if constexpr (kInVectors > kInTiles) visit(kInTiles, std::integral_constant<int, kInVectors - kInTiles>());
+    if constexpr (Size > kInVectors) visit(kInVectors, std::integral_constant<int, Size - kInVectors>());
 }
 
 // Σ weight · x in 32 bits, wrapping around.
@@ -2021,8 +2027,8 @@ class Network {
         entry.is_filled = true;
     }
 
-    // The rows that lead from one sum to another. They are prefetched when they are added, and applied in one pass over
-    // the sum.
+    // The rows that lead from one sum to another. Their first bytes are prefetched when they are added; they are applied
+    // in one pass over the sum.
     class AllRows {
       public:
         AllRows() {}
@@ -2058,8 +2064,23 @@ class Network {
                 num_rows = place;
             }
         }
-        void apply() {
-            detail::apply_to_sum<Net::kHidden>(target_.from, target_.to, words_, bytes_);
+        void apply() { apply_together(this, 1); }
+        // Applies the rows of several sums tile by tile, so that the waits for the rows of all of them overlap.
+        static void apply_together(AllRows* all, int count) {
+            detail::for_each_tile<Net::kHidden>([&](int at, auto size) {
+                for (AllRows* one = all; one != all + count; ++one) {
+                    const Target& target = one->target_;
+                    detail::apply_to_tile<size>(target.from, target.to, at, Net::kHidden - at - size, one->words_,
+                                                one->bytes_);
+                }
+            });
+            for (AllRows* one = all; one != all + count; ++one) one->finish();
+        }
+
+      private:
+        static constexpr int kMost = 64;
+
+        void finish() {
             if constexpr (Net::kPsqt) apply_psqt();
             target_.from = target_.to;
             target_.psqt_from = target_.psqt_to;
@@ -2067,10 +2088,6 @@ class Network {
                 *count = 0;
             }
         }
-
-      private:
-        static constexpr int kMost = 64;
-
         template <std::size_t Number>
         auto& changes_of() {
             if constexpr (sizeof(WeightOfPart<Number>) == 1) {
@@ -2135,7 +2152,7 @@ class Network {
                 });
             }
         });
-        for (int i = 0; i < count; ++i) rows[i].apply();
+        AllRows::apply_together(rows, count);
     }
 
     template <class Set, std::size_t Number>
