@@ -83,7 +83,7 @@ build: $(VENV)/.build-tools  ## compile the operator libraries and the data modu
 	@$(MAKE) --no-print-directory -j2 $(VENV)/.linked data-module
 	@cuda="$(FORCE_CUDA)"; if [ "$$cuda" = if-usable ]; then cuda=; \
 	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
-	{ cuda=0; echo "CUDA operators are left out, as torch sees no GPU here; make build compiles them"; }; fi; \
+	{ cuda=0; export NNUE_PARTS=training; echo "No CUDA operators, as torch sees no GPU here; make build compiles them"; }; fi; \
 	export FORCE_CUDA="$$cuda"; $(BUILD)
 	@$(BIN)/nnue doctor --no-bench
 
@@ -92,7 +92,7 @@ data-module: $(VENV)/.build-tools
 	@NNUE_PARTS=data $(BUILD)
 
 # The CUDA sources take longer than all others together. The quickstart leaves them out if torch cannot use a GPU here,
-# and compiles only for this CPU's instruction sets.
+# with the library of statistics, which is compiled at its first use. It compiles only for this CPU's instruction sets.
 quick-build:
 	@NNUE_ISA=native $(MAKE) --no-print-directory build FORCE_CUDA=if-usable
 

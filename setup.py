@@ -11,8 +11,8 @@ where 90 is among them), CUDA_HOME, CXX (e.g. "ccache g++"), LD, AR, PYTORCH_NVC
 Only commands that build extensions import torch: metadata and source distribution need only setuptools.
 NNUE_NO_EXTENSIONS=1 installs only the Python files, for `make`, which builds the native parts in place. NNUE_PARTS=data
 builds only _data and lib/, for which torch is not needed: `make` does it while it installs torch. NNUE_PARTS=stats
-builds only the libraries of statistics. NNUE_ISA=native
-compiles the CPU operators only for the instruction sets of this CPU, in half the time: for `make quickstart`.
+builds only the libraries of statistics, and NNUE_PARTS=training all others. NNUE_ISA=native compiles only for the
+instruction sets of this CPU, in half the time: for `make quickstart`.
 NNUE_LINEINFO=1 adds line numbers to the CUDA kernels.
 """
 
@@ -113,7 +113,7 @@ def one_room(room: str) -> str:
 
 def cpu_sources() -> list[str]:
     """The sources of the CPU operators. Those with kernels for instruction sets stay units of their own."""
-    small = ("library.cpp", "cpu/capabilities.cpp", "cpu/enumerations.cpp")
+    small = ("library.cpp", "cpu/capabilities.cpp", "cpu/enumerations.cpp", "cpu/integers.cpp")
     return with_one_unit("operators", small, sources("csrc/cpu/*.cpp", *SHARED_SOURCES))
 
 
@@ -154,8 +154,11 @@ def last_change(source: str) -> float:
 
 def data_sources() -> list[str]:
     """The sources of the data library. Those with levels of instruction sets (isa.h) stay units of their own."""
-    small = [one_room(room) for room in ("base", "formats", "filters", "chess")]
-    return [*small, *sources(*(f"data_loader/{room}/*.cpp" for room in ("evaluate", "features", "pipeline")))]
+    pipeline = sources("data_loader/pipeline/*.cpp")
+    alone = [path for path in pipeline if "kernels" in path]
+    small = [*sources(*(f"data_loader/{room}/*.cpp" for room in ("base", "chess", "filters"))), *pipeline]
+    unit = one_unit("pipeline", [path.removeprefix("data_loader/") for path in small if path not in alone])
+    return [unit, one_room("formats"), *alone, *sources("data_loader/evaluate/*.cpp", "data_loader/features/*.cpp")]
 
 
 def write_if_new(path: Path, text: str) -> None:
@@ -220,8 +223,8 @@ def compiler_macros(*options: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def isa_flags() -> list[str]:
-    """The macro for csrc/cpu/for_each_isa.h with NNUE_ISA=native: the last level that this CPU has."""
+def isa_flags(levels: tuple[int, ...]) -> list[str]:
+    """The macro of data_loader/base/isa.h with NNUE_ISA=native: the last of these levels that this CPU has."""
     wanted = os.environ.get("NNUE_ISA", "")
     if wanted not in ("", "native"):
         raise SystemExit(f"NNUE_ISA is {wanted!r}, expected native")
@@ -230,7 +233,9 @@ def isa_flags() -> list[str]:
     macros = set(re.findall(r"#define (\w+) 1\b", compiler_macros("-march=native")))
     avx2 = {"__AVX2__", "__BMI__", "__BMI2__", "__FMA__", "__POPCNT__"}
     avx512 = avx2 | {"__AVX512F__", "__AVX512BW__", "__AVX512DQ__", "__AVX512VL__"}
-    return [f"-DNNUE_ONLY_ISA={3 if avx512 <= macros else 1 if avx2 <= macros else 0}"]  # of enum Isa
+    slow_pext = {"__znver1__", "__znver2__"}
+    has = {0: True, 1: avx2 <= macros, 2: avx2 <= macros and not slow_pext & macros, 3: avx512 <= macros}
+    return [f"-DNNUE_ONLY_ISA={max(level for level in levels if has[level])}"]
 
 
 def compiler_problem() -> str | None:
@@ -383,7 +388,8 @@ class BuildData(build_ext):
             "  deps = gcc",
             *(
                 f"build {path(o)}: compile {path(ROOT / s)}\n  options = {BINDINGS if 'bindings' in s else ''}"
-                for o, s in zip(objects, sources, strict=True)
+                # The longest first, so that no core waits for it at the end.
+                for o, s in sorted(zip(objects, sources, strict=True), key=lambda pair: "bindings" not in pair[1])
             ),
         ]
         write_if_new(folder / "build.ninja", "\n".join(rules) + "\n")
@@ -392,7 +398,8 @@ class BuildData(build_ext):
         run = ["ninja", "-v", "-f", str(folder / "build.ninja"), *jobs]
         if subprocess.run(run, check=False, env=os.environ | {"NNUE_LAUNCHER": launcher}).returncode:
             raise SystemExit("the data module does not compile; the compiler's messages are above")
-        return objects
+        # Last: of an inline function that several objects have, the linker takes the first, and bindings have -O1.
+        return sorted(objects, key=lambda path: "bindings" in path)
 
     def make_data_libraries(self, folder: Path) -> None:
         """Links the objects of the data library once more, for programs in C++."""
@@ -434,14 +441,14 @@ def data_module() -> Extension:
     import pybind11
 
     packages = Path(pybind11.__file__).parents[1]
+    levels = (0,) if "__clang__" in compiler_macros() else (0, 1, 2)  # as data_loader/pipeline/kernels.cpp has
     visible = [f"-ffile-prefix-map={packages}/=", "-fvisibility=default", "-fno-semantic-interposition", "-pthread"]
     return Extension(
         DATA_MODULE,
-        # Last: of an inline function that several objects have, the linker takes the first.
         [*data_sources(), one_room("bindings")],
         include_dirs=[str(ROOT / "data_loader"), pybind11.get_include()],
         # Symbols are visible for libnnue_data.so, which is linked of the same objects. The module hides them again.
-        extra_compile_args=[*CXX_FLAGS, *visible],
+        extra_compile_args=[*CXX_FLAGS, *visible, *isa_flags(levels)],
         extra_link_args=["-Wl,-exported_symbol,_PyInit__data"]
         if MACOS
         else ["-pthread", "-ldl", f"-Wl,--version-script={ROOT / 'data_loader' / 'module.map'}"],
@@ -515,7 +522,7 @@ def cpu_library(name: str, of: list[str], nvcc: str | None, version_folder: str)
             "cxx": [
                 *(*CXX_FLAGS, *OPS_FLAGS, "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),
                 f"-DNNUE_CUDA_BUILD={cuda_build(nvcc)}",
-                *isa_flags(),
+                *isa_flags((0, 1, 3)),
             ]
         },
     )
@@ -575,7 +582,10 @@ def cuda_library(name: str, of: list[str], nvcc: str, version_folder: str) -> Ex
 
 def native_parts() -> dict[str, object]:
     """The arguments of setup() for the extensions; only this function imports torch."""
-    only_stats = os.environ.get("NNUE_PARTS") == "stats"
+    parts = os.environ.get("NNUE_PARTS", "")
+    if parts not in ("", "stats", "training"):
+        raise SystemExit(f"NNUE_PARTS is {parts!r}, expected data, stats or training")
+    only_stats = parts == "stats"
     needed = ("torch",) if only_stats else ("torch", "pybind11")
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
@@ -595,10 +605,12 @@ def native_parts() -> dict[str, object]:
 
     nvcc = find_nvcc()
     version_folder = write_version_header()
-    extensions = [cpu_library("_stats_cpu", stats_cpu_sources(), nvcc, version_folder)]
+    extensions = []
     on_cuda = nvcc if builds_cuda(nvcc) else None
-    if on_cuda is not None:
-        extensions.append(cuda_library("_stats_cuda", stats_cuda_sources(), on_cuda, version_folder))
+    if parts != "training":
+        extensions.append(cpu_library("_stats_cpu", stats_cpu_sources(), nvcc, version_folder))
+        if on_cuda is not None:
+            extensions.append(cuda_library("_stats_cuda", stats_cuda_sources(), on_cuda, version_folder))
     if not only_stats:
         extensions += [cpu_library("_ops_cpu", cpu_sources(), nvcc, version_folder), data_module()]
         if on_cuda is not None:

@@ -5,19 +5,8 @@
 // in the first). Everything else is included before, so that no shared inline function is compiled for a level that the
 // machine may lack. NNUE_VECTOR_BYTES is the width of the level's registers. Kernels keep the order of each sum for
 // every width, so that every level computes the same bits.
-//
-// With NNUE_ONLY_ISA, an integer of enum Isa, only that level is compiled (setup.py: NNUE_ISA=native).
-
-#include <stdexcept>
-#include <string>
 
 #include "base/isa.h"
-
-#ifdef NNUE_ONLY_ISA
-#define NNUE_COMPILES_ISA(NUMBER) (NNUE_ONLY_ISA == (NUMBER))
-#else
-#define NNUE_COMPILES_ISA(NUMBER) 1
-#endif
 
 #if NNUE_COMPILES_ISA(0)
 #define NNUE_VECTOR_BYTES 16
@@ -90,17 +79,6 @@ namespace lowest = baseline;
 namespace lowest = avx2;
 #else
 namespace lowest = avx512;
-#endif
-
-#ifdef NNUE_ONLY_ISA
-// The folder may have been built on another machine.
-inline void check_only_isa() {
-    constexpr auto kOnly = static_cast<Isa>(NNUE_ONLY_ISA);
-    static const bool usable = cpu_has(kOnly);
-    if (!usable)
-        throw std::runtime_error(std::string("the CPU operators were built for ") + isa_name(kOnly) +
-                                 " only, which this CPU lacks: run make build");
-}
 #endif
 
 }  // namespace nnue

@@ -2,11 +2,21 @@
 //
 // Hot loops are compiled for several levels: in the data library each level is a separate translation unit
 // (pipeline/kernels*.cpp), the CPU operators have all levels in one (csrc/cpu/for_each_isa.h). Both choose here.
+//
+// With NNUE_ONLY_ISA, an integer of enum Isa, only that level is compiled (setup.py: NNUE_ISA=native).
 #pragma once
 
 #include <cstdlib>
 #include <initializer_list>
+#include <stdexcept>
+#include <string>
 #include <string_view>
+
+#ifdef NNUE_ONLY_ISA
+#define NNUE_COMPILES_ISA(NUMBER) (NNUE_ONLY_ISA == (NUMBER))
+#else
+#define NNUE_COMPILES_ISA(NUMBER) 1
+#endif
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define NNUE_HAS_ISA_LEVELS 1
@@ -61,5 +71,16 @@ inline Isa choose_isa(std::initializer_list<Isa> compiled, const char* variable)
     }
     return best;
 }
+
+#ifdef NNUE_ONLY_ISA
+// The folder may have been built on another machine.
+inline void check_only_isa() {
+    constexpr auto kOnly = static_cast<Isa>(NNUE_ONLY_ISA);
+    static const bool usable = cpu_has(kOnly);
+    if (!usable)
+        throw std::runtime_error(std::string("the native parts were built for ") + isa_name(kOnly) +
+                                 " only, which this CPU lacks: run make build");
+}
+#endif
 
 }  // namespace nnue

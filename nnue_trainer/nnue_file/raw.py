@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 
 from nnue_trainer.errors import UserError
 from nnue_trainer.nnue_file.formats import FORMATS, Exported, ExportedTensor, NetFormat, ReadTensor, TensorKind
 from nnue_trainer.schema import section
-from nnue_trainer.stats.matrix import permuted
 
 DTYPES = {"i8": "<i1", "i16": "<i2", "i32": "<i4", "f32": "<f4"}
 MAX_PADDING = 4096
@@ -196,7 +196,7 @@ def _encoded(line: RawTensor, tensor: ExportedTensor, where: str) -> bytes:
     for rows in _chunks(values):  # in pieces: the scratch arrays are of float64
         out[rows] = _converted(values[rows], line, tensor, dtype, as_quantised, rows.start, where)
     if line.transpose:
-        out = permuted(out, line.transpose)
+        out = _permuted(out, line.transpose)
     if missing := -out.shape[-1] % line.pad_columns:
         out = np.concatenate([out, np.zeros((*out.shape[:-1], missing), dtype)], axis=-1)
     return np.ascontiguousarray(out).tobytes()
@@ -243,6 +243,12 @@ def _is_as_quantised(line: RawTensor) -> bool:
     return line.scale is None and line.rounding == "nearest" and line.type != "f32"
 
 
+def _permuted(values: npt.NDArray[Any], order: Sequence[int]) -> npt.NDArray[Any]:
+    from nnue_trainer.stats.matrix import permuted  # only here: it loads the library of statistics
+
+    return permuted(values, order)
+
+
 def _check_transpose(line: RawTensor, shape: tuple[int, ...], where: str) -> None:
     if line.transpose and sorted(line.transpose) != list(range(len(shape))):
         expected = f"each of 0 … {len(shape) - 1} once, as {_named(line)} is {list(shape)}"
@@ -267,7 +273,7 @@ def _decoded(line: RawTensor, tensor: TensorKind, data: bytes, offset: int, wher
     if values[..., lying[-1] :].any():
         raise UserError(f"{where}: {_named(line)}: the padding of its columns is not all zeros")
     values = values[..., : lying[-1]]
-    return (permuted(values, np.argsort(order).tolist()) if shape else values.reshape(())), end
+    return (_permuted(values, np.argsort(order).tolist()) if shape else values.reshape(())), end
 
 
 def _skip_zeros(data: bytes, offset: int, count: int, where: str) -> int:

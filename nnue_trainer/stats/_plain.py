@@ -16,7 +16,9 @@ from nnue_trainer.base._registration import (
     register_vmap,
     writes_only,
 )
+from nnue_trainer.stats._first_use import compile_library
 
+compile_library()
 _library.require(_library.load_stats)
 TABLE = _words.table(torch.ops.nnue.stats_enumerations())
 """The integer of each word, by "operator.argument"."""

@@ -144,6 +144,32 @@ def test_why_there_is_no_library_of_statistics(monkeypatch: pytest.MonkeyPatch, 
     assert "_stats_cpu.so" in str(load().cpu_error)
 
 
+USES_STATISTICS = "import torch\nfrom nnue_trainer.stats import matrix\nprint(matrix.transpose(torch.eye(2)[:1]).shape)"
+BUILDS_STATISTICS = """
+import os, shutil
+if os.environ["NNUE_PARTS"] == "stats" and os.environ["NNUE_ISA"] == "native":
+    shutil.copy({library!r}, "nnue_trainer")
+"""
+
+
+def test_a_checkout_compiles_statistics_at_first_use(package_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(package_copy)
+    shutil.copy(_library.CPU_LIBRARY, "nnue_trainer")
+    for folder in ("build", "tools"):
+        Path(folder).mkdir()
+    Path("setup.py").touch()
+    Path("tools/quiet_build.py").write_text("raise SystemExit(1)")
+    failed = run_python(USES_STATISTICS, PYTHONPATH=".")
+    assert "_stats_cpu was not built in" in failed.stderr.splitlines()[-1]
+    assert "run `make build`" in failed.stderr.splitlines()[-1]
+
+    Path("tools/quiet_build.py").write_text(BUILDS_STATISTICS.format(library=str(_library.STATS_CPU_LIBRARY)))
+    first, second = (run_python(USES_STATISTICS, PYTHONPATH=".") for _ in range(2))
+    assert first.stdout == second.stdout == "torch.Size([2, 1])\n", first.stderr
+    assert first.stderr.splitlines() == ["nnue: note: compiling the operators of statistics, once: half a minute"]
+    assert second.stderr == ""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["baseline", "avx2"])
 def test_instruction_set_levels_compute_the_same_bits(level: str, tmp_path: Path) -> None:
