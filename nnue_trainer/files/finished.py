@@ -1,7 +1,7 @@
 """Recognises an output that was complete when its command was killed, so that a job that is queued again ends well.
 
 Just before an output gets its name, a small file beside it notes the command line and which file the output is. It goes
-when the command has ended. If it is left, the same command line knows that the output is its own, and complete.
+when the command has ended. If it is left, the same command line finds that the output is its own, and complete.
 """
 
 from __future__ import annotations
