@@ -12,7 +12,7 @@ from nnue_trainer.base import _library
 
 def compile_library() -> None:
     """Compiles `_stats_cpu.so` if the other operators were built in this checkout without it. One process compiles, the
-    others wait. Where that fails, the library is missing, and whoever loads it says what to do.
+    others wait. Where that fails, the library is missing, and loading it raises what to do.
     """
     checkout = _library.STATS_CPU_LIBRARY.parents[1]
     build = checkout / "tools" / "quiet_build.py"
