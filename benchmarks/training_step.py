@@ -3,7 +3,8 @@
     python benchmarks/training_step.py --config configs/reference_sfnnv5.yaml --data FILE.binpack [key=value …]
 
 It measures two cases in one run: batches that are already on the device, and batches from the file through the loader,
-as in training. With `--qat` it measures both again, with quantisation-aware rounding from the first step on. Prints a
+as in training. With `--qat` it measures both again, with quantisation-aware rounding from the first step on, and with
+`--also` everything again with another override of the recipe, such as `--also "loss={kind: cross_entropy}"`. Prints a
 table and writes JSON into benchmarks/results/.
 
 The loader needs much CPU time after its first batch, because it fills the next shuffle buffer. A few steps would
@@ -157,6 +158,9 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=32, help="with --ratio: how many different batches")
     parser.add_argument("--rounds", type=int, default=3, help="with --ratio: how many rounds")
     parser.add_argument("--qat", action="store_true", help="also with quantisation-aware rounding")
+    parser.add_argument(
+        "--also", action="append", default=[], metavar="KEY=VALUE", help="measure again with this field"
+    )
     parser.add_argument("overrides", nargs="*", help="recipe fields, such as data.batch_size=4096")
     options = parser.parse_intermixed_args()
     wait_as_training_does()
@@ -173,10 +177,11 @@ def main() -> None:
     loader.close()
     if options.ratio:
         results = ratio(recipe, batches, options.rounds)
-    for qat in () if options.ratio else (False, True) if options.qat else (False,):
+    cases = [(qat, also) for qat in ((False, True) if options.qat else (False,)) for also in ("", *options.also)]
+    for qat, also in () if options.ratio else cases:
         rounds = ["model.quantisation.qat=true", "model.quantisation.qat_from=0"] if qat else []
-        now = load_recipe(options.config, options.data, [*options.overrides, *rounds])
-        name = "qat, " if qat else ""
+        now = load_recipe(options.config, options.data, [*options.overrides, *rounds, *filter(None, [also])])
+        name = ("qat, " if qat else "") + (f"{also}, " if also else "")
         results[name + "preloaded"] = measure(now, Preloaded(batches), device, warmup, steps)
         results[name + "from file"] = measure(now, training_batches(now, model, device), device, warmup, steps)
 
@@ -190,10 +195,11 @@ def main() -> None:
         "results": results,
     }
     print(f"{options.config.stem}, batch {recipe.data.batch_size:,}, {recipe.training.precision}, {machine['device']}")
+    width = max(map(len, results))
     for case, figures in results.items():
         speed = figures["positions_per_second"]
         wall, cpu = figures["milliseconds_per_step"], figures["cpu_milliseconds_per_step"]
-        print(f"{case:21}  {wall:10.3f} ms  {cpu:10.3f} CPU ms  {speed:12,.0f} pos/s")
+        print(f"{case:{width}}  {wall:10.3f} ms  {cpu:10.3f} CPU ms  {speed:12,.0f} pos/s")
     print(f"peak memory {report['peak_memory_bytes'] / 2**30:.2f} GiB")
     precision = precision_suffix(recipe)
     name = f"training_step-{options.name or options.config.stem}{precision}-{device.type}-{recipe.data.batch_size}"

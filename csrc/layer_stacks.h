@@ -52,8 +52,8 @@
 // _layer_stacks_backward(grad_output, sums, …) gives (grad_sums float32 [B, O], partials): `partials` has the gradients
 // of all parameters but weight_0, tile by tile. Its other contents are private.
 //
-// _layer_stacks_loss does all of this for a loss that it supports, 1 (sigmoid) or 2 (win_rate): it gives (totals,
-// grad_sums, grad_output, partials). `targets` are score int16 [B], result int8 [B] and λ float32, a scalar or [B];
+// _layer_stacks_loss does all of this for a loss that it supports, a LossKind below: it gives (totals, grad_sums,
+// grad_output, partials). `targets` are score int16 [B], result int8 [B] and λ float32, a scalar or [B];
 // `constants` are the number of engine units in 1 of the output, then those of the loss. totals is float32 [3]: Σ
 // weight · loss, Σ weight, and their quotient (0 where Σ weight is 0); gradients are those of the first total. `order`
 // holds a counter that is 0 again afterwards, so two such calls with one order may not run at the same time.
@@ -321,23 +321,26 @@ struct GradientLayout {
 // ---- the loss of a position ----------------------------------------------------------------------------------------
 
 constexpr int kNoScore = 32002;  // of a position without a score
-constexpr int kMostConstants = 12;
+constexpr int kMostConstants = 11;
 
-enum class LossKind : int { none, sigmoid, win_rate };
+// A loss makes expected points of scores, compares the net's with the target, and may weigh positions. Points: one
+// sigmoid, or those of Stockfish's win rates. Terms of comparison: a power of the difference, or cross-entropy.
+enum class LossKind : int { none, sigmoid, win_rate, cross_entropy };
 
 struct Loss {
     LossKind kind = LossKind::none;
-    float score_scale = 1;  // engine units in one unit of output
-    float constants[kMostConstants]{};
+    float score_scale = 1;              // engine units in one unit of output
+    float constants[kMostConstants]{};  // in the order of position_loss; 0 is without effect for kinds that have fewer
 };
 
 inline Loss read_loss(const char* op, int64_t kind, const std::vector<double>& constants) {
-    if (kind != 1 && kind != 2) fail(op, "loss", kind, "1 (sigmoid) or 2 (win_rate)");
-    Loss loss;
-    loss.kind = static_cast<LossKind>(kind);
-    const size_t wanted = 1 + (loss.kind == LossKind::sigmoid ? 2 : 11);
+    if (kind < 1 || kind > 3) fail(op, "loss", kind, "1 (sigmoid), 2 (win_rate) or 3 (cross_entropy)");
+    constexpr size_t kConstants[] = {0, 2, kMostConstants, 1};
+    const size_t wanted = 1 + kConstants[kind];
     if (constants.size() != wanted)
         fail(op, "constants", static_cast<int64_t>(constants.size()), static_cast<int64_t>(wanted));
+    Loss loss;
+    loss.kind = static_cast<LossKind>(kind);
     loss.score_scale = static_cast<float>(constants[0]);
     for (size_t i = 1; i < wanted; ++i) loss.constants[i - 1] = static_cast<float>(constants[i]);
     return loss;
@@ -364,6 +367,15 @@ NNUE_HOST_DEVICE float power(float error, float exponent, float* slope) {
     return powf(size, exponent);
 }
 
+// The cross-entropy of `of_net`, which is sigmoid(logit), and a target from 0 to 1, minus the target's entropy.
+// `of_net` may round to 0 or 1: the larger one of it and 1 - of_net has a logarithm, and the two logarithms differ by
+// the logit.
+NNUE_HOST_DEVICE float cross_entropy(float logit, float of_net, float target) {
+    const float rest = 1.0f - target, wrong = logit > 0.0f ? rest * logit : -target * logit;
+    const float entropy = (target > 0.0f ? target * logf(target) : 0.0f) + (rest > 0.0f ? rest * logf(rest) : 0.0f);
+    return wrong - logf(fmaxf(of_net, 1.0f - of_net)) + entropy;
+}
+
 // Expected points of a score, and their derivative.
 NNUE_HOST_DEVICE float expected_points(float score, float offset, float scaling, float* slope) {
     const float win = sigmoid((score - offset) / scaling), loss = sigmoid((-score - offset) / scaling);
@@ -373,35 +385,38 @@ NNUE_HOST_DEVICE float expected_points(float score, float offset, float scaling,
 
 // The same as nnue_trainer/losses: base.py for λ and positions without a score, and each loss in its file.
 NNUE_HOST_DEVICE PositionLoss position_loss(const Loss& loss, float output, int score, int result, float lambda) {
-    const float* const c = loss.constants;
+    const auto& [scaling, exponent, in_offset, out_offset, out_scaling, asymmetry, boost, boost_power, proven_base,
+                 proven_scale, proven_decay] = loss.constants;
     const bool has_score = score != kNoScore;
     const float net = output * loss.score_scale, known = has_score ? static_cast<float>(score) : 0.0f;
     const float share = has_score ? lambda : 0.0f, points = static_cast<float>(result) * 0.5f + 0.5f;
-    float weight = has_score ? 1.0f : 1.0f - lambda;
-    float value, slope, inner;
-    if (loss.kind == LossKind::sigmoid) {  // scale, power
-        const float of_net = sigmoid(net / c[0]);
-        const float target = share * sigmoid(known / c[0]) + (1.0f - share) * points;
-        value = power(of_net - target, c[1], &slope);
-        inner = of_net * (1.0f - of_net) / c[0];
-    } else {  // in_offset, in_scaling, out_offset, out_scaling, power, qp_asymmetry, weight_boost, weight_power,
-              // proven_*
+    float of_net, of_score, value, slope, inner;  // slope · inner is the derivative of the value by `net`
+    if (loss.kind == LossKind::win_rate) {
         float ignored, proven = known;
         const float size = fabsf(known);
         if (size >= 31755.0f) {
-            const float compressed = c[8] + powf(c[10], 32000.0f - size) * c[9];
+            const float compressed = proven_base + powf(proven_decay, 32000.0f - size) * proven_scale;
             proven = known < 0.0f ? -compressed : compressed;
         }
-        const float of_net = expected_points(net, c[0], c[1], &inner);
-        const float of_score = expected_points(proven, c[2], c[3], &ignored);
-        const float target = share * of_score + (1.0f - share) * points;
-        value = power(of_net - target, c[4], &slope);
-        if (of_net > target) value *= 1.0f + c[5], slope *= 1.0f + c[5];
-        if (c[6] != 0.0f) {
-            const float off = of_score - 0.5f;
-            const float base = off * off * of_score * (1.0f - of_score);
-            weight *= 1.0f + (exp2f(c[6]) - 1.0f) * powf(base < 0.0f ? 0.0f : base, c[7]);
-        }
+        of_net = expected_points(net, in_offset, scaling, &inner);
+        of_score = expected_points(proven, out_offset, out_scaling, &ignored);
+    } else {
+        of_net = sigmoid(net / scaling), of_score = sigmoid(known / scaling);
+        inner = of_net * (1.0f - of_net) / scaling;
+    }
+    const float target = share * of_score + (1.0f - share) * points;
+    float weight = has_score ? 1.0f : 1.0f - lambda;
+    if (boost != 0.0f) {
+        const float off = of_score - 0.5f;
+        const float base = off * off * of_score * (1.0f - of_score);
+        weight *= 1.0f + (exp2f(boost) - 1.0f) * powf(base < 0.0f ? 0.0f : base, boost_power);
+    }
+    if (loss.kind == LossKind::cross_entropy) {
+        value = cross_entropy(net / scaling, of_net, target);
+        slope = of_net - target, inner = 1.0f / scaling;
+    } else {
+        value = power(of_net - target, exponent, &slope);
+        if (of_net > target) value *= 1.0f + asymmetry, slope *= 1.0f + asymmetry;
     }
     return {weight * value, weight, weight * slope * inner * loss.score_scale};
 }

@@ -13,7 +13,7 @@ from nnue_trainer.data.fields import NO_SCORE
 from nnue_trainer.errors import UserError
 from nnue_trainer.registry import Registry
 
-_KERNELS = {"sigmoid": 1, "win_rate": 2}
+_KERNELS = {"sigmoid": 1, "win_rate": 2, "cross_entropy": 3}
 """The losses that the operators on a GPU compute themselves, and their numbers there (LossKind, csrc/layer_stacks.h)"""
 
 

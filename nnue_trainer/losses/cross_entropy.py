@@ -7,7 +7,7 @@ from torch import Tensor, sigmoid
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.special import xlogy
 
-from nnue_trainer.losses.base import LOSSES, Loss, points
+from nnue_trainer.losses.base import LOSSES, Loss, LossKernel, points
 from nnue_trainer.schema import section
 
 
@@ -27,3 +27,6 @@ class CrossEntropyLoss(Loss):
 
     def score_points(self, score: Tensor) -> Tensor:
         return sigmoid(score / self.scale)
+
+    def kernel(self) -> LossKernel | None:
+        return self._kernel_of(CrossEntropyLoss, "cross_entropy", self.scale)

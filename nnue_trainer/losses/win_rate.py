@@ -61,7 +61,7 @@ class WinRateLoss(Loss):
 
     def kernel(self) -> LossKernel | None:
         return self._kernel_of(
-            WinRateLoss, "win_rate", self.in_offset, self.in_scaling, self.out_offset, self.out_scaling, self.power,
+            WinRateLoss, "win_rate", self.in_scaling, self.power, self.in_offset, self.out_offset, self.out_scaling,
             self.qp_asymmetry, self.weight_boost, self.weight_power, self.proven_base, self.proven_scale,
             self.proven_decay,
         )  # fmt: skip

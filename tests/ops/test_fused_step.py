@@ -18,6 +18,8 @@ from sample_models import assert_as_apart, make_model
 from torch import Tensor
 from typed import present
 
+from nnue_trainer.losses import Loss
+from nnue_trainer.losses.cross_entropy import CrossEntropyLoss
 from nnue_trainer.losses.win_rate import WinRateLoss
 from nnue_trainer.modules.layer_stacks import LayerCall
 from nnue_trainer.optim import AdamW, Optimizer, fused_operators, fused_optimizer
@@ -44,28 +46,35 @@ def emulated_gpu(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctyp
     return emulated
 
 
-def make_step(model: Any, sharding: Unsharded | None = None) -> tuple[FusedStep, StackKernels]:
-    return step_of(model, LOSS, 0.8, Optimizer(model, AdamW()), sharding)
+def make_step(model: Any, sharding: Unsharded | None = None, loss: Loss = LOSS) -> tuple[FusedStep, StackKernels]:
+    return step_of(model, loss, 0.8, Optimizer(model, AdamW()), sharding)
 
 
 @pytest.mark.parametrize(
-    ("net", "between"),
-    [(SIMPLE, "factors"), (LAYERED, "factors"), (LAYERED | {"psqt": True}, "whole"), (SFNNV5, "rows")],
-    ids=["simple", "layered", "with PSQT", "sfnnv5"],
+    ("net", "between", "of"),
+    [
+        (SIMPLE, "factors", LOSS),
+        (LAYERED, "factors", CrossEntropyLoss()),
+        (LAYERED | {"psqt": True}, "whole", LOSS),
+        (SFNNV5, "rows", LOSS),
+        (SFNNV5, "rows", CrossEntropyLoss()),
+    ],
+    ids=["simple", "layered", "with PSQT", "sfnnv5", "sfnnv5, cross entropy"],
 )
 def test_emulated_step(
-    emulated_gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, net: dict[str, Any], between: str
+    emulated_gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, net: dict[str, Any], between: str, of: Loss
 ) -> None:
     model, batch = make_model(net)
     exact = copy.deepcopy(model).double()
-    step, stacks = make_step(model)
+    assert StepKind(of).why_not_fused(model, torch.device("cuda")) is None
+    step, stacks = make_step(model, loss=of)
     assert stacks.between == between
     loss = step.gradients(step.prepare(batch))
     monkeypatch.undo()
     monkeypatch.setattr(LayerCall, "_kernels", lambda *_: "torch")
     gradients: Any = [parameter.grad for parameter in model.parameters()]
     # Gradients of PSQT columns are sums that cancel.
-    assert_as_apart(exact, batch, LOSS, torch.tensor(0.8), loss, gradients, tolerance=5e-6)
+    assert_as_apart(exact, batch, of, torch.tensor(0.8), loss, gradients, tolerance=5e-6)
 
 
 def test_emulated_step_with_a_batch_of_another_forward_pass(emulated_gpu: ctypes.CDLL) -> None:

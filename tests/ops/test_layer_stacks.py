@@ -18,9 +18,11 @@ from needs import no_cuda, require
 from sample_inputs import assert_close
 from sample_models import assert_as_apart, make_model
 from torch import Tensor, nn
+from typed import present
 
 from nnue_trainer import nets
 from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, mean
+from nnue_trainer.losses.cross_entropy import CrossEntropyLoss
 from nnue_trainer.losses.win_rate import WinRateLoss
 from nnue_trainer.modules import StackedLinear
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks
@@ -58,6 +60,7 @@ LOSSES: dict[str, Loss] = {
     "sigmoid, odd power": SigmoidLoss(scale=300.0, power=2.5),
     "win rate": WinRateLoss(),
     "win rate, weighted": WinRateLoss(qp_asymmetry=0.3, weight_boost=1.5, weight_power=0.7, power=2.0),
+    "cross entropy": CrossEntropyLoss(scale=350.0),
 }
 
 
@@ -292,6 +295,37 @@ def test_emulated_lambda_by_position(emulated: ctypes.CDLL) -> None:
     check_loss(case, LOSSES["win rate"])
 
 
+@pytest.mark.parametrize("name", ["one layer of many", "sfnnv3"])
+def test_emulated_cross_entropy_of_extreme_outputs(emulated: ctypes.CDLL, name: str) -> None:
+    """Targets of 0 and 1, and outputs whose sigmoid rounds to either; a net with the targets' outputs has loss 0."""
+    loss, scale = LOSSES["cross entropy"], 350.0
+    emulated.emulator_configure(4, 7)
+    scores, results = [0, 35, -2000, 32000, -32000, NO_SCORE], [-1, 0, 1]
+    for output in (0.0, 1e-3, -2.0, 40.0, -40.0, 1e4, -1e4, 1e30, -1e30):
+        case = make_case(NETS[name](), len(scores) * len(results), 1)
+        with torch.no_grad():
+            for linear in case.linears:
+                for parameter in linear.parameters():
+                    parameter.zero_()
+            present(case.first.psqt).fill_(output)
+        case.score = torch.tensor(scores).repeat_interleave(len(results)).short()
+        case.result = torch.tensor(results).repeat(len(scores)).to(torch.int8)
+        for lam in (0.0, 0.3, 1.0):
+            case.lam = torch.tensor(lam)
+            found, exact = case.loss(loss, scale), case.double()
+            net = present(exact.first.psqt) * scale
+            expected = mean(*loss.terms(net, case.score, case.result, case.lam.double()))
+            torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-7)
+            (gradient,) = torch.autograd.grad(found, present(case.first.psqt))
+            (of_exact,) = torch.autograd.grad(expected, present(exact.first.psqt))
+            torch.testing.assert_close(gradient.double(), of_exact, rtol=1e-5, atol=1e-8)
+    with torch.no_grad():
+        present(case.first.psqt).copy_(torch.where(case.score == NO_SCORE, 0, case.score) / scale)
+    perfect = case.loss(loss, scale)  # λ is 1
+    assert perfect.abs() < 1e-7
+    assert torch.autograd.grad(perfect, present(case.first.psqt))[0].abs().max() < 1e-7
+
+
 @pytest.mark.parametrize("positions", [70, 0])
 @pytest.mark.parametrize("name", ["sfnnv3", "one layer", "deep"])
 def test_emulated_without_any_weight(emulated: ctypes.CDLL, name: str, positions: int) -> None:
@@ -496,12 +530,13 @@ def test_cuda(name: str, positions: int, dtype: torch.dtype) -> None:
 # ---- what decides ----------------------------------------------------------------------------------------------------
 
 
-def test_a_loss_of_ones_own_has_no_kernel() -> None:
-    class Own(WinRateLoss):
+@pytest.mark.parametrize("loss", [WinRateLoss, SigmoidLoss, CrossEntropyLoss])
+def test_a_loss_of_ones_own_has_no_kernel(loss: type[Loss]) -> None:
+    class Own(loss):  # type: ignore[misc,valid-type]
         def per_position(self, *arguments: Any) -> Any:
             return super().per_position(*arguments)
 
-    assert WinRateLoss().kernel() is not None
+    assert loss().kernel() is not None
     assert Own().kernel() is None
 
 

@@ -24,6 +24,7 @@ from typed import grad_of
 from nnue_trainer import data, nets
 from nnue_trainer.data import Batch, Filters, RecordLoader
 from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, mean
+from nnue_trainer.losses.cross_entropy import CrossEntropyLoss
 from nnue_trainer.losses.win_rate import WinRateLoss
 from nnue_trainer.modules import layer_stacks
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks
@@ -67,7 +68,11 @@ NETS: dict[str, dict[str, Any]] = {
     "shifted products": DEEP | {"activation": "pairwise", "quantisation": {"first": {"product_shift": 9}}},
     "deep crelu": DEEP | {"activation": "crelu"},
 }
-LOSSES: dict[str, Loss] = {"sigmoid": SigmoidLoss(), "win rate": WinRateLoss(qp_asymmetry=0.2)}
+LOSSES: dict[str, Loss] = {
+    "sigmoid": SigmoidLoss(),
+    "win rate": WinRateLoss(qp_asymmetry=0.2),
+    "entropy": CrossEntropyLoss(),
+}
 
 
 @pytest.fixture(scope="module")
@@ -163,9 +168,11 @@ def only_operators(monkeypatch: pytest.MonkeyPatch, only: bool) -> None:
 SCORE, TAKES = RoundedForward._score, RoundedForward._takes_operators
 
 
-def check_net(monkeypatch: pytest.MonkeyPatch, name: str, records: np.ndarray, device: torch.device) -> None:
+def check_net(
+    monkeypatch: pytest.MonkeyPatch, name: str, records: np.ndarray, device: torch.device, loss_name: str = ""
+) -> None:
     """Score, loss and all gradients are those of torch's operators on the CPU."""
-    model, loss = made(NETS[name]), LOSSES["sigmoid" if "simple" in name else "win rate"]
+    model, loss = made(NETS[name]), LOSSES[loss_name or ("sigmoid" if "simple" in name else "win rate")]
     model.set_rounding(True)
     batch = batch_of(model, records)
     only_operators(monkeypatch, False)
@@ -191,12 +198,12 @@ def test_emulated(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, name: 
     check_net(monkeypatch, name, records[:333], torch.device("cpu"))
 
 
-@pytest.mark.parametrize("name", ["sfnnv5", "whole products"])
+@pytest.mark.parametrize(("name", "loss"), [("sfnnv5", "entropy"), ("whole products", "win rate")])
 def test_emulated_with_more_multiprocessors(
-    emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, name: str, records: np.ndarray
+    emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, name: str, loss: str, records: np.ndarray
 ) -> None:
     emulated.emulator_configure(8, 7)
-    check_net(monkeypatch, name, records[:333], torch.device("cpu"))
+    check_net(monkeypatch, name, records[:333], torch.device("cpu"), loss)
 
 
 THROUGH = {
