@@ -2027,8 +2027,8 @@ class Network {
         entry.is_filled = true;
     }
 
-    // The rows that lead from one sum to another. Their first bytes are prefetched when they are added; they are applied
-    // in one pass over the sum.
+    // The rows that lead from one sum to another. Their first bytes are prefetched when they are added; they are
+    // applied in one pass over the sum.
     class AllRows {
       public:
         AllRows() {}
