@@ -30,7 +30,11 @@ class Finished(UserError):
 
 def begin() -> None:
     """Called at the start of a command, which then notes its outputs."""
-    _command[:] = [str(Path.cwd()), *sys.argv[1:]]
+    _expected.clear()
+    _notes.clear()
+    _command.clear()
+    with contextlib.suppress(OSError):  # the working directory was deleted
+        _command[:] = [str(Path.cwd()), *sys.argv[1:]]
 
 
 def end() -> None:

@@ -24,8 +24,8 @@ from nnue_trainer.data import PositionReader, PositionWriter
 from nnue_trainer.data.binpack import read_binpack, write_binpack
 from nnue_trainer.data.files import FORMATS
 from nnue_trainer.errors import UserError
-from nnue_trainer.files import atomic, checkpoint
-from nnue_trainer.files.atomic import replacing
+from nnue_trainer.files import atomic, checkpoint, finished
+from nnue_trainer.files.atomic import check_new, replacing
 from nnue_trainer.files.checkpoint import Checkpoint
 
 
@@ -331,3 +331,15 @@ def test_data_files_go_the_same_way(tmp_path, project_root, format):
     with pytest.raises(UserError, match="symbolic link"):
         write_binpack(path, records)
     assert victim.read_text() == "precious"
+
+
+def test_a_command_whose_folder_was_deleted_notes_no_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, output = tmp_path / "gone", tmp_path / "out"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    finished.begin()
+    check_new(output, overwrite=False)
+    output.write_bytes(b"")
+    finished.note(output, output.stat())
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
