@@ -147,8 +147,7 @@ def _run() -> int:
         status, lost = _explain(error), isinstance(error, exit_status.Lost)
     if not lost:
         exit_status.write(status)
-    if status not in (exit_status.PREEMPTED, INTERRUPTED):  # else the same command is started again
-        finished.end()
+    finished.end(again=status in (exit_status.PREEMPTED, INTERRUPTED))
     return status
 
 

@@ -30,18 +30,18 @@ class Finished(UserError):
 
 def begin() -> None:
     """Called at the start of a command, which then notes its outputs."""
-    _expected.clear()
-    _notes.clear()
-    _command.clear()
     with contextlib.suppress(OSError):  # the working directory was deleted
         _command[:] = [str(Path.cwd()), *sys.argv[1:]]
 
 
-def end() -> None:
-    """Called when the exit status of the command is known to all who wait for it."""
-    for note in _notes:
+def end(*, again: bool) -> None:
+    """Called when the exit status of the command is known to all who wait for it. `again`: it will be started again."""
+    for note in _notes if not again else ():
         with contextlib.suppress(OSError):
             note.unlink()
+    _command.clear()
+    _expected.clear()
+    _notes.clear()
 
 
 def expect(path: StrPath) -> None:

@@ -12,11 +12,13 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from command import Done
 from safetensors.torch import load_file, save
 from typed import present
 
@@ -333,6 +335,15 @@ def test_data_files_go_the_same_way(tmp_path, project_root, format):
     assert victim.read_text() == "precious"
 
 
+def test_only_commands_note_their_outputs(nnue: Callable[..., Done], tmp_path: Path) -> None:
+    """Not a program that uses the library, also after it called a command."""
+    assert nnue("presets").returncode == 0
+    check_new(tmp_path / "out", overwrite=False)
+    with replacing(tmp_path / "out") as output:
+        output.file.write(b"all")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 def test_a_command_whose_folder_was_deleted_notes_no_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, output = tmp_path / "gone", tmp_path / "out"
     folder.mkdir()
@@ -343,3 +354,4 @@ def test_a_command_whose_folder_was_deleted_notes_no_outputs(tmp_path: Path, mon
     output.write_bytes(b"")
     finished.note(output, output.stat())
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    finished.end(again=False)
