@@ -105,9 +105,10 @@ sdist: $(VENV)/.linked  ## make the source distribution in dist/
 	rm -f $(DIST)/*.tar.gz
 	NNUE_NO_EXTENSIONS=1 $(BIN)/python setup.py -q sdist --dist-dir $(DIST)
 
+# WHEEL_OF=. builds it of this folder, with the objects of an earlier build.
 wheel: sdist  ## make a wheel in dist/ from the source distribution, with the CPU and CUDA libraries
 	$(call say,Wheel)
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip --disable-pip-version-check wheel --no-build-isolation --no-deps -w $(DIST) $(DIST)/*.tar.gz
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip --disable-pip-version-check wheel --no-build-isolation --no-deps -w $(DIST) $(or $(WHEEL_OF),$(DIST)/*.tar.gz)
 	$(BIN)/python -m wheel tags --remove --platform-tag manylinux_2_35_$$(uname -m) "$$(ls -t $(DIST)/*.whl | head -n 1)"
 	@ls -l $(DIST)
 

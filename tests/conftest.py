@@ -6,6 +6,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+# As in `nnue train`, before torch is loaded: OpenMP threads that wait must not spin where two processes share the CPUs.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import pytest
 import torch
 from command import Done

@@ -44,7 +44,7 @@ struct alignas(16) float4 {
 };
 struct dim3 {
     unsigned x = 1, y = 1, z = 1;
-    dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+    constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
 
 using cudaError_t = int;
@@ -63,7 +63,7 @@ enum {
 
 namespace emulator {
 
-extern thread_local dim3 thread_index, block_index, block_size, grid_size;
+extern constinit thread_local dim3 thread_index, block_index, block_size, grid_size;
 
 // All 32 threads of a warp give a value and see everybody's.
 const uint64_t* exchange(uint64_t value);

@@ -26,6 +26,8 @@ COMPILER = os.environ.get("CXX", "g++").split()
 TARGET = "".join(f"{int(part):02x}" for part in _library.TARGET_TORCH.split("."))
 FLAGS = [
     *("-std=c++20", "-O1", "-g1", "-fPIC", "-w", "-fvisibility=hidden", "-ffp-contract=off", "-fno-strict-aliasing"),
+    # Without them, a conversion of a half, or a reference to a shared variable, is a call.
+    *("-mf16c", "-mtls-dialect=gnu2"),
     *(
         f"-DTORCH_TARGET_VERSION=0x{TARGET}000000000000",
         "-DUSE_CUDA",

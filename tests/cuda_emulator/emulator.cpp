@@ -40,7 +40,7 @@ emulator_switch:
 
 namespace emulator {
 
-thread_local dim3 thread_index, block_index, block_size, grid_size;
+constinit thread_local dim3 thread_index, block_index, block_size, grid_size;
 
 namespace {
 

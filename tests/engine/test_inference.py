@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import some
 from engine_nets import EXTENDING, IN_HEADERS, INCLUDES, NETS, SEES_THROUGH
 from inference_support import ENGINE, built, exported, nnue, positions, program_scores, scores
 
@@ -94,9 +95,12 @@ def test_avx512_scores_as_the_evaluator_does(name: str, flags: str, fens: Path, 
         built("eval", net, "-mavx2 -mavxvnni -fsyntax-only")
 
 
+ON_ARM = ("crelu of all boards", "layered", "floats behind bytes", "win, draw, loss", "sfnnv18", "Full_Threats_v2")
+
+
 @pytest.mark.slow
 @pytest.mark.arm
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", some(NETS, kept=ON_ARM))
 def test_arm_scores_as_the_evaluator_does(name: str, fens: Path, tmp_path: Path) -> None:
     """The NEON code, with and without its dot products, in an emulator."""
     net = exported(NETS[name], tmp_path)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cases import some
 from sample_inputs import DTYPES, PairSample, assert_close, make_pair, reference_pair
 from torch import Tensor
 from typed import grad_of
@@ -158,7 +159,7 @@ def kernels(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(48))
+@pytest.mark.parametrize("seed", some(range(48), every=4))
 def test_against_the_cpu(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
     """Bits are equal with other schedules and another number of thread blocks at a time."""
     case = make_case(seed).with_kernels(kernels)
@@ -197,7 +198,7 @@ def test_sums_that_are_nan(emulator: ctypes.CDLL, kernels: str, activation: Acti
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", some(range(8), every=3))
 def test_the_bits_do_not_depend_on_the_number_of_multiprocessors(emulator: ctypes.CDLL, seed: int) -> None:
     """The numbers are those of an H20, an H100 for PCIe, and an H100 or H200 for SXM; 5 is a small one."""
     case = make_case(seed)
@@ -258,7 +259,7 @@ def test_small_psqt_gradients_beside_large_ones(emulator: ctypes.CDLL, kernels: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(0, 48, 5))
+@pytest.mark.parametrize("seed", some(range(0, 48, 5), every=3))
 def test_psqt_apart_gives_equal_bits(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
     """The forward with psqt_apart, _perspective_psqt for any range, and the backward give the bits of the whole one."""
     case = make_case(seed).with_kernels(kernels)
@@ -294,7 +295,7 @@ def test_psqt_apart_gives_equal_bits(emulator: ctypes.CDLL, kernels: str, seed: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(0, 48, 6))
+@pytest.mark.parametrize("seed", some(range(0, 48, 6), every=3))
 def test_without_gradient(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
     case = make_case(seed).with_kernels(kernels)
     emulator.emulator_configure(3, seed)
@@ -303,7 +304,7 @@ def test_without_gradient(emulator: ctypes.CDLL, kernels: str, seed: int) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 48, 5))
+@pytest.mark.parametrize("seed", some(range(1, 48, 5), every=3))
 def test_rounded_down(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
     """The output is rounded down before it is rounded to its type; the gradient goes straight through."""
     case = make_case(seed).with_kernels(kernels)
@@ -317,7 +318,7 @@ def test_rounded_down(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(0, 48, 4))
+@pytest.mark.parametrize("seed", some(range(0, 48, 4), every=3))
 def test_weights_of_other_features_do_not_show(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
     """In fp32 a weight that is not finite shows in the rows that have its feature, and nowhere else."""
     case = make_case(seed).with_kernels(kernels)
