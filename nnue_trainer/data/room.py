@@ -102,6 +102,8 @@ def _estimate(
                     done, count = reader.done, writer.positions
                     if max(count, read / _FILTERED) >= _SAMPLE:
                         break
+            else:  # the last bytes may have been read before the blocks that came after
+                done, count = reader.done, writer.positions
             share = total / done
             writer.finish()
         return share * copy.stat().st_size * count / writer.positions, share * count

@@ -146,6 +146,16 @@ def test_a_forecast_reads_few_positions_where_a_filter_passes_none(
         assert len(blocks) < sum(1 for _ in real(reader))
 
 
+def test_a_forecast_is_that_of_the_file_where_the_reader_is_ahead(
+    inputs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its threads may have read the last bytes when the first block comes."""
+    monkeypatch.setattr(PositionReader, "done", property(lambda reader: reader.size))
+    size, positions = inputs[0].stat().st_size, len(read_binpack(inputs[0]))
+    found = room._estimate(inputs[0], size, format_named("binpack"), None, True, None, {})
+    assert found == (pytest.approx(size, rel=0.01), positions)
+
+
 def test_a_shuffle_by_game_keeps_chains(tmp_path: Path, inputs: list[Path]) -> None:
     for name, memory in (("plenty", 1 << 28), ("little", 1 << 20)):
         shuffle(inputs, tmp_path / f"{name}.binpack", seed=1, memory=memory, by_game=True)
