@@ -69,7 +69,8 @@ def _switches_of_torch() -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision(precision)
-    torch.use_deterministic_algorithms(deterministic)
+    if torch.are_deterministic_algorithms_enabled() != deterministic:  # the call imports the compiler: seconds
+        torch.use_deterministic_algorithms(deterministic)
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", fill)  # noqa: B010 (the type lacks it)
 
 

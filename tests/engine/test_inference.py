@@ -76,7 +76,7 @@ AVX512 = f"-O1 -I{Path(__file__).parent / 'avx512'} -D__AVX512F__ -D__AVX512BW__
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [AVX512, f"{AVX512} -D__AVX512VNNI__"], ids=["avx512", "vnni"])
-@pytest.mark.parametrize("name", ["layered", "queens"])
+@pytest.mark.parametrize("name", some(["layered", "queens"], every=2))
 def test_avx512_scores_as_the_evaluator_does(name: str, flags: str, fens: Path, tmp_path: Path) -> None:
     """The AVX-512 code with its intrinsics emulated, which runs on every CPU; where this one has them, also the real
     ones. Every compiler must take the real ones, and those of AVX-VNNI."""

@@ -478,7 +478,7 @@ def test_equal_bits(device: torch.device, dtype: torch.dtype, unbucketed: int, s
         3000, 32, 32, 768, 272, dtype=dtype, device=device, unbucketed=unbucketed, unbucketed_active=40, skew=skew
     )
     first = case.run("pairwise")
-    for _ in range(5):
+    for _ in range(5 if device.type == "cuda" else 1):
         assert all(torch.equal(a, b) for a, b in zip(first, case.run("pairwise"), strict=True))
 
 
