@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -38,7 +40,7 @@ def given(where: str, x: Any, step: int = 1) -> Given:
     where: the beginning of errors, such as "rolling: x". ValueError for anything else than numbers.
     """
     if isinstance(x, Tensor):
-        return Given(x, _unchanged)
+        return Given(dense(where, x), _unchanged)
     if isinstance(x, np.ma.MaskedArray):
         _check_numbers(where, x)
         x = np.ma.filled(x if x.dtype.kind == "f" else x.astype(np.float64), np.nan)
@@ -57,6 +59,17 @@ def given(where: str, x: Any, step: int = 1) -> Given:
     raise ValueError(f"{where}: found {type(x).__name__}, expected {KINDS}")
 
 
+def dense(where: str, x: Any) -> Tensor:
+    """`x` itself. ValueError for anything else than a dense tensor, such as an array or a sparse tensor."""
+    if not isinstance(x, Tensor):
+        advice = "; make one with torch.from_numpy" * isinstance(x, np.ndarray)
+        raise ValueError(f"{where}: found {type(x).__name__}, expected a tensor{advice}")
+    if x.layout != torch.strided or x.is_nested:
+        found = "a nested tensor" if x.is_nested else str(x.layout)
+        raise ValueError(f"{where}: found {found}, expected a dense tensor")
+    return x
+
+
 def _numbers(where: str, series: Any, dtype: Any) -> np.ndarray[Any, Any]:
     if getattr(dtype, "kind", "O") not in "biuf":
         raise ValueError(f"{where}: found {dtype}, expected numbers")
@@ -66,16 +79,27 @@ def _numbers(where: str, series: Any, dtype: Any) -> np.ndarray[Any, Any]:
 def whole(name: str, value: Any) -> int:
     """A count, such as "rolling: window". What is far beyond any tensor's size is 2^60, which 64 bits can add to.
     ValueError for anything else than a whole number, at least 0."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < 0:
+    try:
+        found = -1 if getattr(value, "dtype", None) == torch.bool else operator.index(value)
+    except TypeError:
+        found = -1
+    if isinstance(value, bool) or found < 0:
         raise ValueError(f"{name}: found {value!r}, expected a whole number, at least 0")
-    return min(int(value), _MOST)
+    return min(found, _MOST)
+
+
+def flag(name: str, value: Any) -> bool:
+    """A truth value, such as "rolling: center". ValueError for anything else, such as the word "false"."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"{name}: found {value!r}, expected True or False")
+    return bool(value)
 
 
 def number(name: str, value: Any) -> float:
-    """A number, such as "ewm: com". ValueError for anything else, also for text and truth values."""
+    """A number, such as "ewm: com". ValueError for anything else, also for NaN, text and truth values."""
     try:
-        if not isinstance(value, (bool, np.bool_, str, bytes)):
-            return float(value)
+        if not isinstance(value, (bool, np.bool_, str, bytes)) and not math.isnan(found := float(value)):
+            return found
     except (TypeError, ValueError, OverflowError, RuntimeError):
         pass
     raise ValueError(f"{name}: found {value!r}, expected a number")

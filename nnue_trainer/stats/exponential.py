@@ -34,7 +34,7 @@ class Ewm:
     min_periods: int
 
     def _statistic(self, name: str, bias: bool = False) -> Any:
-        rule = self.alpha, self.adjust, self.ignore_na, bias, self.min_periods
+        rule = self.alpha, self.adjust, self.ignore_na, _given.flag("ewm: bias", bias), self.min_periods
         return self.given.back(torch.ops.nnue.ewm(self.given.tensor, _plain.code("ewm.statistic", name), *rule))
 
     def mean(self) -> Any:
@@ -93,7 +93,8 @@ def ewm(
     elif name == "halflife":
         value = -math.expm1(-math.log(2) / value)
     least = 0 if min_periods is None else _given.whole("ewm: min_periods", min_periods)
-    return Ewm(_given.given("ewm: x", x), abs(value), bool(adjust), bool(ignore_na), least)
+    adjust, ignore_na = _given.flag("ewm: adjust", adjust), _given.flag("ewm: ignore_na", ignore_na)
+    return Ewm(_given.given("ewm: x", x), abs(value), adjust, ignore_na, least)
 
 
 def _like_x(x: Tensor, *args: object, **kwargs: object) -> Tensor:

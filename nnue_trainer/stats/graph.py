@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from nnue_trainer.stats import _plain
+from nnue_trainer.stats._given import dense, flag, number, whole
 from nnue_trainer.stats.random import Philox, signed
 
 __all__ = [
@@ -42,6 +43,7 @@ WALKS = "nnue::random_walks"
 RESTART = 0.15
 _LEAST_RESTART = 2.0**-14  # kLeastRestart of csrc/graph.h
 _MOST_NODES = 2**31 - 1
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _AT_A_TIME = 1 << 24  # numbers of a temporary matrix
 _PART = 1 << 17  # edges, at least
 
@@ -53,7 +55,7 @@ def pack_bits(active: Tensor) -> Tensor:
 
     Bit p % 64 of word p // 64 in row n is set where active[p, n] is not 0; `active` is bool or uint8 [P, N].
     """
-    return cast(Tensor, torch.ops.nnue.pack_bits(active))
+    return cast(Tensor, torch.ops.nnue.pack_bits(dense("pack_bits: active", active)))
 
 
 def bit_counts(a: Tensor, b: Tensor | None = None) -> Tensor:
@@ -61,7 +63,7 @@ def bit_counts(a: Tensor, b: Tensor | None = None) -> Tensor:
 
     Without b, a is compared with itself, and each pair is computed only once.
     """
-    return cast(Tensor, torch.ops.nnue.bit_counts(a, b))
+    return cast(Tensor, torch.ops.nnue.bit_counts(dense("bit_counts: a", a), b))
 
 
 # ---- graphs ----------------------------------------------------------------------------------------------------------
@@ -92,8 +94,7 @@ class Graph:
         _check_nodes("targets", self.targets, self.nodes)
         if self.weights is not None:
             _check("weights", self.weights, torch.float64, edges)
-            if len(wrong := self.weights[~((self.weights > 0) & self.weights.isfinite())]):
-                raise ValueError(f"graph: weights: found {wrong[0].item()}, expected finite numbers above 0")
+            _check_weights(self.weights)
         devices = {str(tensor.device) for tensor in (self.offsets, self.targets, self.weights) if tensor is not None}
         if len(devices) > 1:
             raise ValueError(f"graph: found arrays on {' and '.join(sorted(devices))}, expected one device")
@@ -107,15 +108,18 @@ class Graph:
 
         nodes: their number. sources, targets: integers [edges]. weights: numbers [edges] above 0; None: 1 for each.
         undirected: each edge also leads back, unless it leads to its own node; an edge that is given in both directions
-        counts twice.
+        counts twice. ValueError for anything else.
         """
-        sources, targets = sources.long(), targets.long()
+        nodes = whole("graph: nodes", nodes)
+        sources, targets = _ends("sources", sources), _ends("targets", targets)
         if len(sources) != len(targets) or (weights is not None and len(weights) != len(sources)):
             numbers = [len(each) for each in (sources, targets, weights) if each is not None]
             raise ValueError(f"graph: sources, targets, weights: found lengths {numbers}, expected one length")
         for name, ends in (("sources", sources), ("targets", targets)):
             _check_nodes(name, ends, nodes)
-        if undirected:
+        if weights is not None:
+            _check_weights(weights)
+        if flag("graph: undirected", undirected):
             back = sources != targets
             sources, targets = torch.cat([sources, targets[back]]), torch.cat([targets, sources[back]])
             weights = None if weights is None else torch.cat([weights, weights[back]])
@@ -134,15 +138,21 @@ class Graph:
         """The undirected graph of a symmetric matrix [n, n] such as `bit_counts` gives; the diagonal is left out.
 
         least: there is an edge where the count is at least this number (and above 0). top: only the `top` largest edges
-        of each node stay; an edge stays if it is among them for one of its ends. Weights are the counts.
+        of each node stay; an edge stays if it is among them for one of its ends. Weights are the counts. ValueError for
+        another matrix.
         """
-        if counts.dim() != 2 or counts.shape[0] != counts.shape[1]:
+        if dense("graph: counts", counts).dim() != 2 or counts.shape[0] != counts.shape[1]:
             raise ValueError(f"graph: counts: found shape {list(counts.shape)}, expected [n, n]")
+        if counts.is_complex() or not torch.equal(counts, counts.mT):
+            raise ValueError(
+                "graph: counts: found NaN or a matrix that differs from its transpose, expected a symmetric one"
+            )
+        top, least = None if top is None else whole("graph: top", top), number("graph: least", least)
         keep = (counts >= least) & (counts > 0)
         keep.fill_diagonal_(False)
         n = len(counts)
         if top is not None and top < n:
-            order = counts.masked_fill(~keep, 0).sort(dim=1, descending=True, stable=True).indices[:, : max(top, 0)]
+            order = counts.masked_fill(~keep, 0).sort(dim=1, descending=True, stable=True).indices[:, :top]
             among = torch.zeros_like(keep).scatter_(1, order, True)
             keep &= among | among.mT
         places = keep.nonzero()
@@ -266,11 +276,25 @@ def _reversed(graph: Graph, values: Tensor | None) -> tuple[Tensor, Tensor, Tens
 
 
 def _check(name: str, tensor: Tensor, dtype: torch.dtype, size: int | None) -> None:
-    if tensor.dim() != 1 or tensor.dtype != dtype or not tensor.is_contiguous():
+    if dense(f"graph: {name}", tensor).dim() != 1 or tensor.dtype != dtype or not tensor.is_contiguous():
         kind = "contiguous " * (not tensor.is_contiguous())
         raise ValueError(f"graph: {name}: found {tensor.dtype} {list(tensor.shape)}, expected {kind}{dtype} [n]")
     if size is not None and len(tensor) != size:
         raise ValueError(f"graph: {name}: found {len(tensor)} numbers, expected one for each of {size} edges")
+
+
+def _check_weights(weights: Tensor) -> None:
+    is_complex = dense("graph: weights", weights).is_complex()
+    wrong = weights.flatten() if is_complex else weights[~((weights > 0) & weights.isfinite())]
+    if len(wrong):
+        raise ValueError(f"graph: weights: found {wrong[0].item()}, expected finite numbers above 0")
+
+
+def _ends(name: str, ends: Tensor) -> Tensor:
+    """Nodes as int64. An empty tensor may have any dtype, since torch.tensor([]) has float32."""
+    if dense(f"graph: {name}", ends).dim() != 1 or (len(ends) and ends.dtype not in _INTEGERS):
+        raise ValueError(f"graph: {name}: found {ends.dtype} {list(ends.shape)}, expected integers [edges]")
+    return ends.long()
 
 
 def _check_nodes(name: str, nodes: Tensor, count: int) -> None:
@@ -309,7 +333,7 @@ def pagerank(
     offsets, sources, shares = _reversed(graph, None if graph.weights is None else graph.shares)
     each = None if shares is not None else 1 / graph.offsets.diff().double()
     parts = _parts(offsets)
-    rank, come = jump.clone(), torch.empty_like(jump)
+    rank, come, change = jump.clone(), torch.empty_like(jump), math.inf
     for _ in range(most):
         lost = rank[stuck].sum()
         moving = rank if each is None else rank * each
@@ -333,8 +357,10 @@ def _start(graph: Graph, start: Tensor | None) -> Tensor:
     n = graph.nodes
     if start is None:
         return torch.full((n,), 1 / n, dtype=torch.float64, device=graph.device)
-    if start.shape != (n,):
-        raise ValueError(f"pagerank: start: found shape {list(start.shape)}, expected [{n}], a number for each node")
+    if dense("pagerank: start", start).shape != (n,) or start.is_complex():
+        raise ValueError(
+            f"pagerank: start: found {start.dtype} {list(start.shape)}, expected [{n}], a number for each node"
+        )
     numbers = start.to(graph.device, torch.float64)
     if len(wrong := numbers[~((numbers >= 0) & numbers.isfinite())]):
         raise ValueError(f"pagerank: start: found {wrong[0].item()}, expected finite numbers, at least 0")

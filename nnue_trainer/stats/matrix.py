@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nnue_trainer.stats import _plain
+from nnue_trainer.stats._given import dense
 
 __all__ = ["norm", "norms", "permuted", "transpose"]
 
@@ -29,15 +30,18 @@ class Norms(NamedTuple):
 
 def transpose(x: Tensor) -> Tensor:
     """A contiguous copy of x [..., R, C] as [..., C, R]; any dtype of 1, 2, 4 or 8 bytes, CPU or CUDA."""
-    return cast(Tensor, torch.ops.nnue.transpose(x))
+    return cast(Tensor, torch.ops.nnue.transpose(dense("transpose: x", x)))
 
 
 def permuted(values: npt.NDArray[Any], order: Sequence[int]) -> npt.NDArray[Any]:
     """A contiguous array with the dimensions in another order, as `np.ascontiguousarray(values.transpose(order))`.
 
     It uses `transpose` where the order only swaps two runs of neighbouring dimensions at the end, as it nearly always
-    does.
+    does. ValueError for a masked array, whose mask would be lost.
     """
+    if isinstance(values, np.ma.MaskedArray):
+        raise ValueError("permuted: found a masked array, expected an array; fill it first: values.filled(…)")
+    turned = values.transpose(order)
     runs: list[list[int]] = []
     for dimension in order:
         if runs and dimension == runs[-1][-1] + 1:
@@ -46,12 +50,13 @@ def permuted(values: npt.NDArray[Any], order: Sequence[int]) -> npt.NDArray[Any]
             runs.append([dimension])
     if runs and runs[0][0] == 0:
         runs = runs[1:]
-    if len(runs) != 2 or values.size == 0:
-        return np.ascontiguousarray(values.transpose(order)).reshape([values.shape[d] for d in order])
+    plain = values.dtype.kind in "biuf" and values.dtype.isnative and values.dtype.itemsize <= 8
+    if len(runs) != 2 or values.size == 0 or not plain:
+        return np.ascontiguousarray(turned).reshape(turned.shape)
     columns, rows = (math.prod(values.shape[d] for d in run) for run in runs)
     matrices = np.require(values, requirements=["C", "W"]).reshape(-1, rows, columns)
     found = transpose(torch.from_numpy(matrices)).numpy()
-    return found.reshape([values.shape[d] for d in order])
+    return found.reshape(turned.shape)
 
 
 def norms(x: Tensor, out: tuple[Tensor | None, Tensor | None, Tensor | None] | None = None) -> Norms:
@@ -65,7 +70,7 @@ def norms(x: Tensor, out: tuple[Tensor | None, Tensor | None, Tensor | None] | N
     Raises:
         RuntimeError: a tensor has another shape, dtype or device.
     """
-    given = (None, None, None) if out is None else out
+    given, x = (None, None, None) if out is None else out, dense("norms: x", x)
     made = Norms(*(torch.empty(x.shape[:-1], dtype=x.dtype, device=x.device) if t is None else t for t in given))
     torch.ops.nnue.row_norms(x, *made)
     return made
@@ -81,7 +86,7 @@ def norm(x: Tensor, order: float = 2, out: Tensor | None = None) -> Tensor:
     orders = (1, 2, float("inf"))
     if order not in orders:
         raise ValueError(f"norm: order: found {order!r}, expected 1, 2 or inf")
-    to = torch.empty(x.shape[:-1], dtype=x.dtype, device=x.device) if out is None else out
+    to = torch.empty(dense("norm: x", x).shape[:-1], dtype=x.dtype, device=x.device) if out is None else out
     torch.ops.nnue.row_norms(x, *(to if order == o else None for o in orders))
     return to
 

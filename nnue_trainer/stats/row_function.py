@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nnue_trainer.files import compile_once
 from nnue_trainer.stats import window_function
+from nnue_trainer.stats._given import dense
 
 _WHAT = "row functions"
 _MOST = 8  # inputs
@@ -136,7 +137,14 @@ class RowFunction:
             raise ValueError(f"row function: out: found {_text(made)}, expected {wanted}")
         if not made.is_contiguous():
             raise ValueError("row function: out: found a tensor that is not contiguous, expected a contiguous one")
+        if made.is_neg():
+            raise ValueError("row function: out: found a view with the signs changed, expected a plain tensor")
         given = [_rows_of(row, shape) for row in rows]
+        for name, (row, _) in zip(self.inputs, given, strict=True):
+            if out is not None and _overlap(row, out):
+                raise ValueError(
+                    f"row function: out: found a tensor that shares memory with {name}, expected memory of its own"
+                )
         job = _Job(out=made.data_ptr(), rows=made.numel())
         for i, (row, stride) in enumerate(given):
             job.in_[i], job.sizes[i], job.strides[i] = row.data_ptr(), row.shape[-1], stride
@@ -149,7 +157,8 @@ class RowFunction:
         if len(rows) != len(self.inputs):
             raise ValueError(f"row function: found {len(rows)} inputs, expected {len(self.inputs)}: {self.inputs}")
         for name, row in zip(self.inputs, rows, strict=True):
-            good = isinstance(row, Tensor) and row.dim() > 0 and row.dtype in (torch.float32, torch.float64)
+            dense(f"row function: {name}", row)
+            good = row.dim() > 0 and row.dtype in (torch.float32, torch.float64)
             if not good or row.dtype != rows[0].dtype or row.device != rows[0].device:
                 wanted = "float32 or float64 [..., n], all of one dtype and device"
                 raise ValueError(f"row function: {name}: found {_text(row)}, expected {wanted}")
@@ -215,8 +224,13 @@ def _rows_of(row: Tensor, shape: torch.Size) -> tuple[Tensor, int]:
     """A tensor whose rows lie at equal distances, and that distance: 0 for one row that all share."""
     size = row.shape[-1]
     if row.numel() == size:
-        return row.contiguous(), 0
-    return row.expand(*shape, size).contiguous(), size
+        return row.contiguous().resolve_neg(), 0
+    return row.expand(*shape, size).contiguous().resolve_neg(), size
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two contiguous tensors have an element in common."""
+    return a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes
 
 
 def _text(found: object) -> str:

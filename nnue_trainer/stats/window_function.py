@@ -346,7 +346,7 @@ def apply(
         raise RuntimeError(
             "rolling: apply: found a tensor that requires grad, but there is no derivative; pass x.detach()"
         )
-    x = x.contiguous()
+    x = x.contiguous().resolve_neg()  # a view with the signs changed is contiguous, but its memory has the old ones
     out = torch.empty_like(x)
     if x.numel() == 0:
         return out

@@ -166,8 +166,7 @@ def rolling(
         raise ValueError(f"rolling: min_periods: found {least}, expected at most the window, {window}")
     if closed is not None and closed not in get_args(Closed):
         raise ValueError(f"rolling: closed: found {closed!r}, expected one of {', '.join(get_args(Closed))}")
-    if not isinstance(center, bool):
-        raise ValueError(f"rolling: center: found {center!r}, expected True or False")
+    center = _given.flag("rolling: center", center)
     left, right = closed in ("left", "both"), closed not in ("left", "neither")
     offset = (window - 1) // 2 if center or window == 0 else 0
     first = 1 + offset - window - left

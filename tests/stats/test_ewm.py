@@ -181,13 +181,17 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: stats.ewm(X, com=-1), "com: found -1.0, expected a number ≥ 0"),
     (lambda: stats.ewm(X, span=0.5), "span: found 0.5, expected a number ≥ 1"),
     (lambda: stats.ewm(X, halflife=0), "halflife: found 0.0, expected a number > 0"),
-    (lambda: stats.ewm(X, alpha=math.nan), "alpha: found nan, expected a number above 0"),
+    (lambda: stats.ewm(X, alpha=math.nan), "alpha: found nan, expected a number"),
     (lambda: stats.ewm(X, alpha="x"), "alpha: found 'x', expected a number"),  # type: ignore[arg-type]
     (lambda: stats.ewm(X, com=1, min_periods=-1), "min_periods: found -1"),
     (lambda: stats.ewm(X.int(), com=1).mean(), "nnue::ewm: x: found int32"),
     (lambda: torch.ops.nnue.ewm(X, 3, 0.5), "statistic: found 3, expected 0 to 2, for mean, var, std"),
     (lambda: torch.ops.nnue.ewm(X, 0, -1e-9), "alpha: found -1e-09, expected 0 <= alpha <= 1"),
     (lambda: stats.ewm(X, alpha=0), "alpha: found 0.0, expected a number above 0"),
+    (lambda: stats.ewm(X, com=1, adjust="false"), "adjust: found .false., expected True or False"),  # type: ignore[arg-type]
+    (lambda: stats.ewm(X, com=1, ignore_na=1), "ignore_na: found 1, expected True or False"),  # type: ignore[arg-type]
+    (lambda: stats.ewm(X, com=1).var("no"), "bias: found .no., expected True or False"),  # type: ignore[arg-type]
+    (lambda: stats.ewm(X.to_sparse(), com=1), "x: found torch.sparse_coo, expected a dense tensor"),
     (lambda: stats.ewm(X, com=-math.inf), "com: found -inf, expected a number ≥ 0"),
 ]
 

@@ -134,6 +134,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: stats.rolling(SERIES, 2).cov(np.ones(2)), r"y: found shape \[2\], expected that of x, \[3\]"),
     (lambda: stats.rolling(SERIES, 2, step=0), "rolling: step: found 0, expected at least 1"),
     (lambda: stats.rolling(SERIES, 2, step=1.5), "rolling: step: found 1.5, expected a whole number"),  # type: ignore[arg-type]
+    (lambda: stats.rolling(torch.eye(3).to_sparse(), 2), "rolling: x: found torch.sparse_coo, expected a dense tensor"),
+    (lambda: stats.rolling(torch.ones(1), np.array([2])), r"window: found array\(\[2\]\), expected a whole number"),  # type: ignore[arg-type]
+    (lambda: stats.rolling(SERIES, torch.tensor(True)), r"window: found tensor\(True\), expected a whole number"),  # type: ignore[arg-type]
+    (lambda: stats.rolling(SERIES, 2).var(math.nan), "ddof: found nan, expected a number"),
     (lambda: stats.expanding(SERIES, -1), "rolling: min_periods: found -1, expected a whole number"),
 ]
 

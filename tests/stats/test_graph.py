@@ -473,6 +473,11 @@ def test_peel_takes_the_least_first() -> None:
     assert graph.densest_subgraph(g, 0).nodes.tolist() == []
 
 
+ONE, PAIR = torch.tensor([1]), torch.tensor([1, 1])
+FRACTION: Any = 3.5
+NO: Any = "no"
+
+
 def test_errors() -> None:
     g = random_graph(10, 30, 1, weighted=False)
     offsets, targets = g.offsets, g.targets
@@ -509,13 +514,37 @@ def test_errors() -> None:
         (lambda: graph.pagerank(g, 0), "restart: found 0, expected a number above 0, at most 1"),
         (
             lambda: graph.pagerank(g, start=torch.ones(9)),
-            r"start: found shape \[9\], expected \[10\], a number for each",
+            r"start: found torch.float32 \[9\], expected \[10\], a number for each",
         ),
         (lambda: graph.pagerank(g, start=-torch.ones(10)), "start: found -1.0, expected finite numbers, at least 0"),
         (lambda: graph.pagerank(g, start=torch.zeros(10)), "start: found only zeros, expected a number above 0"),
+        (lambda: graph.pagerank(g, start=torch.full((10,), 1j)), r"start: found torch.complex64 \[10\]"),
+        (lambda: graph.pagerank(g, most=0), "found changes of inf after 0 iterations"),
+        (
+            lambda: Graph.from_edges(3, torch.tensor([0.7]), ONE),
+            r"sources: found torch.float32 \[1\], expected integers",
+        ),
+        (lambda: Graph.from_edges(3, ONE, ONE[:, None]), r"targets: found torch.int64 \[1, 1\], expected integers"),
+        (lambda: Graph.from_edges(3, ONE.bool(), ONE), r"sources: found torch.bool \[1\], expected integers"),
+        (
+            lambda: Graph.from_edges(3, cast(Any, ONE.numpy()), ONE),
+            "sources: found ndarray, expected a tensor; make one with",
+        ),
+        (lambda: Graph.from_edges(FRACTION, ONE, ONE), "nodes: found 3.5, expected a whole number"),
+        (
+            lambda: Graph.from_edges(3, PAIR, PAIR, torch.tensor([-1.0, 3])),
+            "weights: found -1.0, expected finite numbers",
+        ),
+        (lambda: Graph.from_edges(3, PAIR, PAIR, torch.tensor([1j, 3])), "weights: found 1j, expected finite numbers"),
+        (lambda: Graph.from_edges(3, ONE, ONE, undirected=NO), "undirected: found 'no', expected True or False"),
+        (lambda: Graph.from_counts(torch.ones(3, 3).triu()), "counts: found NaN or a matrix that differs"),
+        (lambda: Graph.from_counts(torch.full((2, 2), math.nan)), "counts: found NaN or a matrix that differs"),
+        (lambda: Graph.from_counts(torch.ones(3, 3), top=-5), "top: found -5, expected a whole number"),
+        (lambda: Graph.from_counts(torch.ones(3, 3), least=math.nan), "least: found nan, expected a number"),
+        (lambda: graph.pack_bits(cast(Any, np.eye(2, dtype=bool))), "active: found ndarray, expected a tensor"),
         (lambda: graph.pagerank_walks(g, 17), "rounds: found 17, expected a multiple of groups, 16"),
     ):
-        with pytest.raises((ValueError, RuntimeError), match=message):
+        with pytest.raises((ValueError, RuntimeError, ArithmeticError), match=message):
             call()
 
 

@@ -231,3 +231,23 @@ def test_dimensions_in_any_order() -> None:
                 found = matrix.permuted(given, order)
                 assert found.flags.c_contiguous
                 assert np.array_equal(found, given.transpose(order)), (shape, order)
+
+
+@pytest.mark.parametrize("kind", [">f8", ">i2", "M8[s]", "c16", "O", "S3"])
+def test_dimensions_of_elements_that_torch_has_not(kind: str) -> None:
+    values = np.arange(6).reshape(2, 3).astype(kind)
+    found = matrix.permuted(values, (1, 0))
+    assert found.dtype == values.dtype
+    assert found.flags.c_contiguous
+    assert np.array_equal(found, values.T)
+
+
+def test_what_permuted_refuses() -> None:
+    with pytest.raises(ValueError, match="permuted: found a masked array, expected an array; fill it first"):
+        matrix.permuted(np.ma.masked_less(np.eye(2), 1), (1, 0))
+    with pytest.raises(ValueError, match="repeated axis"):
+        matrix.permuted(np.eye(2), (1, 1))
+    array: Any = np.eye(2)
+    for call in (matrix.norms, matrix.norm, matrix.transpose):
+        with pytest.raises(ValueError, match="x: found ndarray, expected a tensor; make one with"):
+            call(array)

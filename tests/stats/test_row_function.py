@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nnue_trainer.errors import UserError
-from nnue_trainer.stats import RowFunction, matrix
+from nnue_trainer.stats import RowFunction, WindowFunction, matrix, rolling
 
 LENGTH = RowFunction("return sqrt(x.sum([](double v) { return v * v; }));", name="length")
 DOT = RowFunction(
@@ -51,11 +51,29 @@ def test_many_rows_in_several_threads() -> None:
     torch.testing.assert_close(LENGTH(x), matrix.norm(x), rtol=1e-6, atol=0)
 
 
+def test_views_with_changed_signs_and_shared_memory() -> None:
+    """The memory of such a view has the numbers with their old signs, and the compiled functions read the memory."""
+    first = RowFunction("return x[0];")
+    x = torch.tensor([[1.0, 2], [3, 4], [5, 6]])
+    view = torch._neg_view(x)
+    assert view.is_contiguous()
+    assert first(view).tolist() == [-1, -3, -5]
+    assert first(view[:1]).tolist() == [-1]
+    assert rolling(view, 1).apply(WindowFunction("return w[0];")).tolist() == (-x).tolist()
+    with pytest.raises(ValueError, match="out: found a view with the signs changed"):
+        first(x, out=torch._neg_view(torch.zeros(3)))
+    for place in range(4):
+        with pytest.raises(ValueError, match="out: found a tensor that shares memory with x"):
+            first(x, out=x.view(-1)[place : place + 3])
+    pairs = torch.zeros(12)
+    first(pairs[:6].view(3, 2), out=pairs[6:9])
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: LENGTH(torch.ones(3, dtype=torch.int32)), "x: found torch.int32 of .*, expected float32"),
-        (lambda: LENGTH(cast(Any, [1.0])), "x: found list, expected float32 or float64"),
+        (lambda: LENGTH(cast(Any, [1.0])), "x: found list, expected a tensor"),
         (lambda: LENGTH(torch.tensor(1.0)), r"x: found torch.float32 of shape \[\]"),
         (lambda: LENGTH(torch.ones(3, requires_grad=True)), r"requires grad; pass x.detach\(\)"),
         (lambda: LENGTH(), "found 0 inputs, expected 1"),
