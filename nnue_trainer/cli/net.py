@@ -12,7 +12,7 @@ import typer
 
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.notes import note
-from nnue_trainer.cli.outputs import Overwrite, check_new
+from nnue_trainer.cli.outputs import Overwrite, check_all_new, check_new
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, shown
 
@@ -308,10 +308,10 @@ def import_command(
 
     plugins.load(plugin)
     check_other(net, out, "is the net itself, expected another name for the checkpoint")
-    check_new(out, overwrite)
+    check_all_new([out], overwrite)
     quantized, checkpoint = _read(net, arch, file_format, model)
     checkpoint = checkpoint or checkpoint_from_net(quantized, str(net))
-    check_new(out, overwrite)  # it may have appeared in the meantime
+    check_all_new([out], overwrite)  # it may have appeared in the meantime
     checkpoints.save(out, checkpoint)
     for line in beyond_limits(quantized) + layer_overflows(quantized):
         note(f"{net}: {line}")

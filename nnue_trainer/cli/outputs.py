@@ -12,9 +12,9 @@ from typing import Annotated
 
 import typer
 
-from nnue_trainer.files.atomic import check_new
+from nnue_trainer.files.atomic import check_all_new, check_new
 
-__all__ = ["AsJson", "Overwrite", "check_new"]
+__all__ = ["AsJson", "Overwrite", "check_all_new", "check_new"]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")]

@@ -15,7 +15,7 @@ from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.net import Arch, NetOrRun, check_other
 from nnue_trainer.cli.notes import note
-from nnue_trainer.cli.outputs import AsJson, Overwrite, check_new
+from nnue_trainer.cli.outputs import AsJson, Overwrite, check_all_new
 from nnue_trainer.cli.pictures import check_pictures, png_option, present
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, shown
@@ -86,7 +86,7 @@ def permute(
     if png is not None and png.absolute() == out.absolute():
         raise UserError(f"--png {png}: is the output, expected another name for the picture")
     check_output(out)
-    check_new(out, overwrite)
+    check_all_new([out, *([png] if png else [])], overwrite)
     checkpoint = checkpoints.load(net, ("model", "net")) if net.suffix == ".safetensors" else None
     if (out.suffix == ".safetensors") != (checkpoint is not None):
         kind = (

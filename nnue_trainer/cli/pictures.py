@@ -12,6 +12,7 @@ import typer
 from nnue_trainer.base import extras
 from nnue_trainer.cli.outputs import check_new
 from nnue_trainer.errors import UserError
+from nnue_trainer.files import finished
 
 if TYPE_CHECKING:
     from nnue_trainer.files.pages.page import Page
@@ -32,7 +33,7 @@ def check_pictures(html: Path | None, png: Path | None, overwrite: bool) -> None
     for option, file in (("--html", html), ("--png", png)):
         if file:
             extras.require("matplotlib", option)
-    if png:
+    if png and not finished.expect(png):  # a command that was killed prints its report again
         check_new(png, overwrite)
     if html:
         from nnue_trainer.files.pages import page

@@ -22,8 +22,9 @@ from nnue_trainer.base.arrays import Records
 from nnue_trainer.data import fields
 from nnue_trainer.data.files import Chess960, PositionWriter, Progress, StrPath, check_no_pipe, format_for, read_files
 from nnue_trainer.data.reading import ReadingOptions
-from nnue_trainer.data.transform import Report, check_all_new, check_outputs
+from nnue_trainer.data.transform import Report, check_outputs
 from nnue_trainer.errors import UserError
+from nnue_trainer.files.atomic import check_all_new
 
 Keys = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]

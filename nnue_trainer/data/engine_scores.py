@@ -40,7 +40,7 @@ from nnue_trainer.data.transform import Report, check_outputs
 from nnue_trainer.engines.pool import in_order
 from nnue_trainer.engines.uci import Engine
 from nnue_trainer.errors import UserError
-from nnue_trainer.files.atomic import check_new
+from nnue_trainer.files.atomic import check_all_new
 from nnue_trainer.files.finished import Finished
 
 UNIT = 64
@@ -152,7 +152,7 @@ def rescore_by_engine(
             with PositionWriter(output, format) as writer:
                 unscored = _write(inputs, begin, end, skip_bad, scores, journal, writer, report)
                 report.add_writer(writer, may_be_empty=total > 0 and begin == end)
-                check_new(output, overwrite)
+                check_all_new([output], overwrite)
                 journal.check_owned()
             if unscored:
                 report.notes.append(unscored_note(unscored))

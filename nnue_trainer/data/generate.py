@@ -38,7 +38,6 @@ from nnue_trainer.engines.pool import in_order
 from nnue_trainer.engines.uci import Engine
 from nnue_trainer.errors import UserError, quoted, shown
 from nnue_trainer.files.atomic import check_new, replacing
-from nnue_trainer.files.finished import is_own
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 MATE = 32_000  # internal score of being mated now; one less for every ply until then
@@ -396,7 +395,6 @@ def generate(
             if made["options"] != header:
                 raise UserError(f"{out}: {_differences(made['options'], header)}; --overwrite replaces it")
             Journal.remove_finished(journal_path, header)
-            is_own(out)  # then the note about it goes, too
             return Generated(made["positions"], made["games"], already=True, losses=Counter(made["losses"]))
         engines += [Engine(options.engine, uci_options, timeout=timeout) for _ in range(concurrency - 1)]
         with Journal(journal_path, header) as journal:

@@ -48,8 +48,7 @@ from nnue_trainer.data.reading import Reading, ReadingOptions
 from nnue_trainer.data.room import check_rewritten, check_room
 from nnue_trainer.data.score_units import RUNS_FOR_UNITS, ComparedFiles, FileUnits, Sample, differences
 from nnue_trainer.errors import UserError
-from nnue_trainer.files.atomic import check_new, replacing
-from nnue_trainer.files.finished import is_own
+from nnue_trainer.files.atomic import check_all_new, replacing
 
 _MEMORY_PER_POSITION = 55  # bytes of a shuffle
 _FEW_CHUNKS = 16
@@ -120,22 +119,6 @@ def check_outputs(inputs: Sequence[StrPath], outputs: Sequence[StrPath], overwri
                 twice = f"is also the {'input' if other in inputs else 'output'} {other}"
                 raise UserError(f"{output}: the output {twice}; name another file")
     check_all_new(outputs, overwrite)
-
-
-def check_all_new(outputs: Sequence[StrPath], overwrite: bool) -> None:
-    """Called before and after the work: another program may have written an output in the meantime."""
-    there = [output for output in outputs if os.path.lexists(output)]
-    missing = [output for output in outputs if output not in there]
-    own = [output for output in there if is_own(output)]
-    if there and missing and not overwrite:
-        if own != there:
-            raise UserError(
-                f"{there[0]}: exists already, but {missing[0]} does not: a different file, or left by a command killed "
-                "between its two files; --overwrite replaces it"
-            )
-        overwrite = True  # the same command line makes both again
-    for output in sorted(outputs, key=own.__contains__):  # those of others first
-        check_new(output, overwrite)
 
 
 def convert(

@@ -11,7 +11,7 @@ from nnue_trainer.data.files import PositionWriter, Progress, StrPath, format_fo
 from nnue_trainer.data.reading import ReadingOptions, check_score_scale
 from nnue_trainer.data.transform import Report, check_outputs
 from nnue_trainer.export.evaluate import Evaluator
-from nnue_trainer.files.atomic import check_new
+from nnue_trainer.files.atomic import check_all_new
 
 LARGEST_SCORE = 32001
 """The next larger number means "no score"."""
@@ -49,5 +49,5 @@ def rescore(
                 writer.write_block(block)
             report.add_reader(reader, keeps_scores=False)
         report.add_writer(writer)
-        check_new(output, overwrite)
+        check_all_new([output], overwrite)
     return report

@@ -20,7 +20,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -191,18 +191,32 @@ def remove_dead(folder: StrPath, *, unlocked: bool = False) -> None:
 
 def check_new(path: StrPath, overwrite: bool, data: bytes | None = None) -> None:
     """Every command calls this before its work, and again before it commits: UserError if its output `path` exists,
-    unless the user gave `--overwrite`. `data`: what is to be written; a file that holds just this may stay.
-    `finished.Finished` if the same command line wrote it and was killed before its end."""
-    finished.expect(path)
+    unless the user gave `--overwrite`. `data`: what is to be written; a file that holds just this may stay."""
     if overwrite or not os.path.lexists(path):
         return
     if data is not None and _holds(Path(path), data):
         return
     if Path(path).is_dir():
         raise UserError(f"{path}: is a folder, expected the name of a file to write")
-    if finished.is_own(path):
-        raise finished.Finished(f"{path}: was finished by the same command, which was killed before its end")
     raise UserError(f"{path}: exists already; --overwrite replaces it")
+
+
+def check_all_new(outputs: Sequence[StrPath], overwrite: bool) -> None:
+    """`check_new` for all outputs of a command that cannot continue. If the same command line was killed when it had
+    written some of them, they may be replaced; `finished.Finished` if it had written all."""
+    own = [output for output in outputs if finished.expect(output)]
+    there = [output for output in outputs if os.path.lexists(output)]
+    missing = [output for output in outputs if output not in there]
+    if there and missing and own != there and not overwrite:
+        raise UserError(
+            f"{there[0]}: exists already, but {missing[0]} does not: a different file, or left by a command killed "
+            "between its two files; --overwrite replaces it"
+        )
+    for output in there:
+        if output not in own:
+            check_new(output, overwrite)
+    if own and not missing and not overwrite:
+        raise finished.Finished(f"{own[0]}: was finished by the same command, which was killed before its end")
 
 
 def _holds(path: Path, data: bytes) -> bool:

@@ -44,9 +44,18 @@ def end(*, again: bool) -> None:
     _notes.clear()
 
 
-def expect(path: StrPath) -> None:
-    """`path` is an output of this command."""
-    _expected.add(Path(path).absolute())
+def expect(path: StrPath) -> bool:
+    """Called before `path` is written, which is then noted. Returns whether an earlier start of this command line wrote
+    the file there, and was killed before its end. The note about it goes at the end of this command."""
+    path = Path(path).absolute()
+    _expected.add(path)
+    beside = _beside(path)
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        found: Any = json.loads(beside.read_bytes()[: 1 << 20])
+        if _command and found == {"command": _command, "file": _identity(os.lstat(path))}:
+            _notes.add(beside)
+            return True
+    return False
 
 
 def note(path: StrPath, status: os.stat_result) -> None:
@@ -62,18 +71,6 @@ def note(path: StrPath, status: os.stat_result) -> None:
             json.dump({"command": _command, "file": _identity(status)}, file)
             file.flush()
             os.fsync(descriptor)
-
-
-def is_own(path: StrPath) -> bool:
-    """Whether an earlier start of this command line wrote the file at `path`, and was killed before its end. Then its
-    note goes at the end of this command."""
-    beside = _beside(Path(path).absolute())
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        found: Any = json.loads(beside.read_bytes()[: 1 << 20])
-        if _command and found == {"command": _command, "file": _identity(os.lstat(path))}:
-            _notes.add(beside)
-            return True
-    return False
 
 
 def _beside(path: Path) -> Path:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import Done
+from golden import golden_net
 
 from nnue_trainer import _data
 from nnue_trainer.data import PositionReader, records_from_fens
@@ -19,6 +20,8 @@ from nnue_trainer.data.binpack import read_binpack, write_binpack
 from nnue_trainer.data.generate import GenerateOptions, generate
 from nnue_trainer.data.transform import split
 from nnue_trainer.errors import UserError
+from nnue_trainer.export import write_net
+from nnue_trainer.files import atomic, finished
 
 FakeEngine = Callable[..., str]
 Nnue = Callable[..., Done]
@@ -267,6 +270,70 @@ def test_a_command_that_was_killed_after_its_output_was_complete_ends_well(
     assert ("was finished by the same command" in whole.stderr) == (renames == files)
     assert first.read_bytes() == before
     assert len(list(Path().iterdir())) == files  # neither notes nor journals
+
+
+@pytest.fixture
+def killed_at_its_end(nnue: Nnue, monkeypatch: pytest.MonkeyPatch) -> Nnue:
+    """The command as `nnue` runs it, without its last step: it is killed when its outputs have their names."""
+    end = finished.end
+
+    def run(*words: object) -> Done:
+        with monkeypatch.context() as changed:
+            changed.setattr(finished, "end", lambda *, again: end(again=True))
+            return nnue(*words)
+
+    return run
+
+
+def drawn(path: Path) -> None:
+    """A picture, without the time that matplotlib takes."""
+    with atomic.replacing(path) as output:
+        output.write_bytes(b"PNG")
+
+
+@pytest.mark.parametrize(
+    ("command", "prints_again"),
+    [
+        ("data convert {source} o.bin", False),
+        ("data dedup {source} o.binpack", False),
+        ("data interleave {source} o.binpack", False),
+        ("data rescore {source} o.binpack --net {net}", False),
+        ("data profile {source} --png o.png --json", True),
+        ("data generate o.binpack --engine {engine} --games 1 --nodes 1 --score-scale 1 -j 1 --max-ply 20", False),
+        ("export {checkpoint} o.nnue", True),
+        ("import {net} o.safetensors", False),
+        ("match {engine} {engine} --pairs 1 --nodes 1 -j 1 --plies 2 -o m", True),
+    ],
+)
+def test_a_command_killed_at_its_end_ends_well_and_leaves_no_note(
+    nnue: Nnue,
+    killed_at_its_end: Nnue,
+    fake_engine: FakeEngine,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    prints_again: bool,
+) -> None:
+    """The second start loses nothing that the first one would have written to standard output, either."""
+    checkpoint, net = tmp_path / "c.safetensors", tmp_path / "net.nnue"
+    write_net(golden_net("small128"), net)
+    assert nnue("import", net, checkpoint).returncode == 0
+    monkeypatch.setattr("nnue_trainer.files.pages.plots.save_png", lambda plots, path, *_: drawn(path))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    words = command.format(source=source, net=net, checkpoint=checkpoint, engine=fake_engine()).split()
+    first = killed_at_its_end(*words)
+    assert first.returncode == 0, first.stderr
+    files = {path for path in Path().rglob("*") if not path.name.endswith(".finished")}
+    before = {path: path.read_bytes() for path in files if path.name.startswith("o.")}
+    second = nnue(*words)
+    assert second.returncode == 0, second.stderr
+    assert set(Path().rglob("*")) == files
+    assert {path: path.read_bytes() for path in before} == before
+    if prints_again:
+        assert second.stdout == first.stdout
+    assert finished._notes == set()
 
 
 @pytest.mark.parametrize("format", ["bin", "bulletformat", "text"])

@@ -27,7 +27,7 @@ from nnue_trainer.data.binpack import read_binpack, write_binpack
 from nnue_trainer.data.files import FORMATS
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import atomic, checkpoint, finished
-from nnue_trainer.files.atomic import check_new, replacing
+from nnue_trainer.files.atomic import check_all_new, replacing
 from nnue_trainer.files.checkpoint import Checkpoint
 
 
@@ -338,7 +338,7 @@ def test_data_files_go_the_same_way(tmp_path, project_root, format):
 def test_only_commands_note_their_outputs(nnue: Callable[..., Done], tmp_path: Path) -> None:
     """Not a program that uses the library, also after it called a command."""
     assert nnue("presets").returncode == 0
-    check_new(tmp_path / "out", overwrite=False)
+    check_all_new([tmp_path / "out"], overwrite=False)
     with replacing(tmp_path / "out") as output:
         output.file.write(b"all")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -350,7 +350,7 @@ def test_a_command_whose_folder_was_deleted_notes_no_outputs(tmp_path: Path, mon
     monkeypatch.chdir(folder)
     folder.rmdir()
     finished.begin()
-    check_new(output, overwrite=False)
+    check_all_new([output], overwrite=False)
     output.write_bytes(b"")
     finished.note(output, output.stat())
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -20,6 +20,7 @@ from typed import present
 from nnue_trainer import data
 from nnue_trainer.analysis import neuron_order
 from nnue_trainer.analysis.permute import permute, permuted, permuted_checkpoint
+from nnue_trainer.base.status import PREEMPTED, Preempted
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import evaluate, net_from_checkpoint, read_net, to_bytes, write_net
 from nnue_trainer.export.check_positions import random_positions
@@ -188,6 +189,25 @@ def test_command(nnue, files: Path, tmp_path: Path, records: np.ndarray) -> None
     assert "the same on all 3,000 positions" in done.stdout
     assert same(read_net(files / "net.nnue"), read_net(out), records[:500])
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_command_killed_between_its_net_and_its_picture_makes_both(
+    nnue, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, picture = tmp_path / "out.nnue", tmp_path / "p.png"
+    words = ("permute", files / "net.nnue", out, "--data", files / "some.bin", "--engine", "none", "--png", picture)
+
+    def killed(*_: object) -> None:
+        raise Preempted
+
+    with monkeypatch.context() as changed:
+        changed.setattr("nnue_trainer.files.pages.plots.save_png", killed)
+        assert nnue(*words).returncode == PREEMPTED
+    written = out.read_bytes()
+    done = nnue(*words)
+    assert done.returncode == 0, done.stderr
+    assert out.read_bytes() == written
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.nnue", "p.png"]
 
 
 def test_command_with_checkpoints(nnue, files: Path, tmp_path: Path, records: np.ndarray) -> None:
