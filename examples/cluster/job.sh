@@ -86,6 +86,11 @@ as_job() {
     shift
     # Each start has a file of its own, as a process of an earlier one may still end on a node that was lost.
     mkdir -p "$(dirname "$run")"
+    if cat "$run.status.$SLURM_JOB_ID".* 2>/dev/null | grep -qx 0; then # the node was lost before the script had ended
+        echo "job $SLURM_JOB_ID was finished by an earlier start"
+        rm -rf "$run.status.$SLURM_JOB_ID".* "$_failed_starts"
+        exit 0
+    fi
     rm -rf "$run.status.$SLURM_JOB_ID".*
     export NNUE_STATUS_FILE=$run.status.$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
     _run "$@"

@@ -37,6 +37,11 @@ early | killed) # a signal ends it, before it has started or before it has writt
     exec sleep 60
     ;;
 lost) echo started >"$NNUE_STATUS_FILE" && kill -KILL $$ ;;
+finished) # its node is lost when it has ended
+    echo 0 >"$NNUE_STATUS_FILE"
+    until [ -s "$FAKE_SLURM/batch" ]; do sleep 0.01; done
+    kill -KILL "$(cat "$FAKE_SLURM/batch")"
+    ;;
 *)
     echo "$status" >"$NNUE_STATUS_FILE"
     exit $((status > 0)) # as torchrun does
@@ -101,6 +106,7 @@ def ended(job: subprocess.Popen[str]) -> str:
         ("early early early 0", 3, 75),
         ("killed none killed 0", 3, 75),
         ("early early 75 early early 0", 6, 0),
+        ("75 finished 1", 2, 0),
     ],
 )
 def test_a_job_is_queued_again_until_it_is_finished(
@@ -112,7 +118,7 @@ def test_a_job_is_queued_again_until_it_is_finished(
     commands = (fake / "commands").read_text().splitlines()
     line = "-m nnue_trainer train mine.yaml --run-dir runs/mine --resume auto training.epochs=3"
     assert commands == [line] * starts, said
-    assert len((fake / "starts").read_text().splitlines()) == starts
+    assert len((fake / "starts").read_text().splitlines()) == starts + ("was finished by an earlier start" in said)
     assert [path.name for path in (fake.parent / "runs").iterdir()] == []
     assert not list(fake.parent.glob(".nnue-*"))
     assert set((fake / "cpus").read_text().split()) == {"16"}
