@@ -423,7 +423,15 @@ def _meet(rank: int, size: int) -> Any:
     limit = timedelta(seconds=max(seconds, 1.0))
     address = f"{shown(host)}, port {port} (MASTER_ADDR, MASTER_PORT)"
     with _saying(f"rank {rank} of {size} still tries to reach rank 0 at {address}"):
-        store = _interruptible(lambda: _TCPStore(host, port, size, serves, timeout=limit, wait_for_workers=False))
+        try:
+            store = _interruptible(
+                lambda: _TCPStore(host, port, size, serves, timeout=limit, wait_for_workers=False), limit
+            )
+        except TimeoutError:
+            raise status.Lost(
+                f"train: rank 0 of {size} did not answer at {address} within {seconds:g} seconds (NNUE_JOIN_SECONDS); "
+                f"check that it was started and that this machine, with rank {rank}, can reach this address"
+            ) from None
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     own = _PrefixStore(f"nnue/{attempt}", store)
     own.set(f"here/{rank}", socket.gethostname())
@@ -443,8 +451,9 @@ def _meet(rank: int, size: int) -> Any:
     return own
 
 
-def _interruptible(make: Callable[[], Any]) -> Any:
-    """The result of `make`, called in a thread, since torch continues to wait after a signal: Ctrl-C leaves it."""
+def _interruptible(make: Callable[[], Any], limit: timedelta) -> Any:
+    """The result of `make`, called in a thread, since torch continues to wait after a signal, and tries again after its
+    own limit: Ctrl-C leaves it, and so does a TimeoutError after `limit`."""
     made: Future[Any] = Future()
 
     def call() -> None:
@@ -455,8 +464,8 @@ def _interruptible(make: Callable[[], Any]) -> Any:
 
     threading.Thread(target=call, name="meeting other ranks", daemon=True).start()
     try:
-        return made.result()
-    except KeyboardInterrupt:
+        return made.result(limit.total_seconds())
+    except (KeyboardInterrupt, TimeoutError):
         foreign.abandoned(made.done)
         raise
 
