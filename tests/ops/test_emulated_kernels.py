@@ -337,7 +337,7 @@ def test_weights_of_other_features_do_not_show(emulator: ctypes.CDLL, kernels: s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True], ids=["one size", "any size"])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", some([0, 1], every=2))
 def test_compiled(
     emulator: ctypes.CDLL, kernels: str, seed: int, dynamic: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

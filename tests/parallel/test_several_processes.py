@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import several
 import torch
+from cases import some
 from command import nnue
 from loader_states import same_states
 from made_up import MadeUpSource, made_up_batch
@@ -161,7 +162,7 @@ KINDS: dict[str, tuple[int, str, dict[str, dict[str, Any]]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(KINDS, every=2))
 def test_several_processes_train_as_one_does(tmp_path, data, kind):
     size, words, sections = KINDS[kind]
     recipe = written(tmp_path / "mine.yaml", data, **sections)
@@ -577,7 +578,7 @@ def sharded(path: Path, data: Path, chunks: list[Path], shards: int, **sections:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "shards"), [(2, 2), (2, 4), (4, 4)])
+@pytest.mark.parametrize(("size", "shards"), some([(2, 2), (2, 4), (4, 4)], every=2))
 @pytest.mark.parametrize("kind", ["columns", "positions"])
 def test_processes_that_share_the_data_train_as_one_does(tmp_path, data, chunks, size, shards, kind):
     sections = {"model": LAYERED, "lambda": {"kind": "linear", "start": 1.0, "end": 0.5, "jitter": 0.2}}

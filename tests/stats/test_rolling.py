@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
+from cases import some
 from torch import Tensor
 
 from nnue_trainer import stats
@@ -147,7 +148,7 @@ LENGTHS = (577, 700, 961, 1152, 1153, 1301, 2000, 3000)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", some(LENGTHS, every=3))
 @pytest.mark.parametrize("gap", [0.0, math.nan, math.inf, -math.inf, 1e200])
 def test_emulated_turns_with_and_without_gaps(emulator: ctypes.CDLL, length: int, gap: float) -> None:
     """Thread blocks that change between the dense and the counted way; at 1e200 squares overflow."""
