@@ -227,7 +227,7 @@ fn main() {
 
 @pytest.mark.slow
 @pytest.mark.rust
-@pytest.mark.parametrize("name", [*sorted(NETS), "counted pieces in a header"])
+@pytest.mark.parametrize("name", some([*sorted(NETS), "counted pieces in a header"], every=3))
 def test_rust_scores_as_the_evaluator_does(name: str, fens: Path, tmp_path: Path) -> None:
     """Each position is also an update from the one before, which equals the refresh."""
     net = exported((NETS | IN_HEADERS)[name], tmp_path, "--rust")

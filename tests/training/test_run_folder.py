@@ -30,9 +30,9 @@ from nnue_trainer.training.run_folder import RunFolder, TakenOver
 
 
 @pytest.mark.slow
-def test_the_second_of_two_processes_is_refused_a_hundred_times(tmp_path):
+def test_the_second_of_two_processes_is_refused_each_time(tmp_path):
     """Both start at once, through a barrier, and the winner stays until both have tried."""
-    for attempt in range(100):
+    for attempt in range(30):
         start, started = os.pipe()
         tried, try_done = os.pipe()
         children = []
@@ -495,8 +495,8 @@ def test_a_folder_that_goes_in_mid_run_is_made_again(tmp_path, capfd, monkeypatc
             if run.step == 14:
                 wait_for((path / "checkpoints" / "epoch-0001.safetensors").exists)
                 path.rename(elsewhere)
-                if how == "deleted":
-                    shutil.rmtree(elsewhere)
+                while how == "deleted" and elsewhere.exists():  # the checkpoint of step 10 may still get its names
+                    shutil.rmtree(elsewhere, ignore_errors=True)
 
         monkeypatch.setattr(run, "advance", disturbed)
         run.train()
