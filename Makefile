@@ -4,6 +4,9 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
+# Where it is set, as in many containers, torch would be compiled at each of its imports: four seconds each. Packages are
+# installed with --no-compile, so that only modules that are imported get compiled, once.
+export PYTHONDONTWRITEBYTECODE :=
 
 PYTHON ?= python3
 VENV := .venv
@@ -57,7 +60,6 @@ $(VENV)/.build-tools: requirements/build.txt
 	$(PIP) $(LOCKED) -r requirements/build.txt
 	@touch $@
 
-# Without --no-compile pip would compile every module; Python compiles a module when it is first imported.
 $(VENV)/.requirements: requirements/torch.txt requirements/runtime.txt $(VENV)/.build-tools
 	$(PIP) install --no-compile -r requirements/torch.txt
 	$(PIP) $(LOCKED) --no-compile -r requirements/runtime.txt
