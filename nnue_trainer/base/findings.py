@@ -6,6 +6,8 @@ needs to solve them.
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -166,6 +168,16 @@ def _old_cpu(machine: Machine, info: Info) -> Finding | None:
     )
 
 
+def _no_bytecode(machine: Machine, info: Info) -> Finding | None:
+    if not machine.torch_without_bytecode:
+        return None
+    return Finding(
+        "torch has no bytecode, so each command compiles its modules again, for seconds",
+        f"{shlex.join([sys.executable, '-m', 'compileall', '-q', machine.torch_without_bytecode])}, or unset "
+        "PYTHONDONTWRITEBYTECODE",
+    )
+
+
 Check = Callable[[Machine, Info], Finding | None]
 GPU_CHECKS: tuple[Check, ...] = (_driver, _torch_without_cuda, _torch_sees_no_gpu, _no_cuda_library, _old_gpu)
-CHECKS: tuple[Check, ...] = (_another_distribution, _parts, unused_gpu, _shared_memory, _quota, _old_cpu)
+CHECKS: tuple[Check, ...] = (_another_distribution, _parts, unused_gpu, _shared_memory, _quota, _old_cpu, _no_bytecode)

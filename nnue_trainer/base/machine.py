@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import re
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +46,8 @@ class Machine:
     """CPUs that this process may use"""
     flags: frozenset[str] = frozenset()
     """instruction sets of an x86-64 CPU, as in /proc/cpuinfo"""
+    torch_without_bytecode: str = ""
+    """torch's folder if it has no bytecode and Python will not write it, so that each import compiles torch"""
 
     @property
     def instruction_sets(self) -> str:
@@ -75,7 +79,16 @@ def describe(root: Path = Path("/")) -> Machine:
         cpus=os.cpu_count() or 1,
         usable_cpus=system.usable_cpus(),
         flags=frozenset(" ".join(re.findall(r"(?m)^flags\s*:(.*)$", _text(root / "proc/cpuinfo"))[:1]).split()),
+        torch_without_bytecode=_without_bytecode("torch"),
     )
+
+
+def _without_bytecode(package: str) -> str:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.origin or not spec.cached or Path(spec.cached).exists():
+        return ""
+    folder = Path(spec.origin).parent
+    return str(folder) if sys.dont_write_bytecode or not os.access(folder, os.W_OK) else ""
 
 
 def _text(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,7 @@ def test_a_healthy_machine_has_no_finding() -> None:
         ({"usable_cpus": 2}, {}, "may use 2 of 16 CPUs", "from the scheduler"),
         ({"usable_cpus": 2, "container": True}, {}, "may use 2 of 16 CPUs", "docker run --cpus N"),
         ({"flags": frozenset({"sse2"})}, {}, "the CPU has no AVX2", "-cpu host"),
+        ({"torch_without_bytecode": "/x/torch"}, {}, "torch has no bytecode", "-m compileall -q /x/torch"),
         (
             {}, {"other_distributions": ["/x/nnue_trainer-0.1.1.dist-info"]},
             "nnue-trainer is installed too (/x/nnue_trainer-0.1.1.dist-info)", "pip uninstall nnue-trainer",
@@ -162,3 +164,17 @@ def test_what_stops_all_is_an_error(nnue: Callable[..., Done], monkeypatch: pyte
     done = nnue("doctor", "--no-bench")
     assert done.returncode == 1
     assert "found: data module: _data was not built" in done.stdout
+
+
+def test_a_package_without_bytecode_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "plain_package").mkdir()
+    (tmp_path / "plain_package" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    assert machine._without_bytecode("plain_package") == str(tmp_path / "plain_package")
+    assert machine._without_bytecode("no_such_package") == ""
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    assert machine._without_bytecode("plain_package") == ""
+    importlib.import_module("plain_package")
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    assert machine._without_bytecode("plain_package") == ""
