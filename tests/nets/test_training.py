@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cases import some
 from net_support import batch_of
 
 from nnue_trainer import config, data, nets
@@ -23,7 +24,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", sorted(kind for kind in NETS.kinds() if kind not in ("simple", "layered")))
+@pytest.mark.parametrize(
+    "kind", some(sorted(kind for kind in NETS.kinds() if kind not in ("simple", "layered")), every=3)
+)
 def test_a_net_learns_for_200_steps_and_its_integers_agree(kind: str, positions_file, tmp_path: Path) -> None:
     """Every net of Stockfish, narrow; what its integers mean is held against engines by tests/vectors. Nets of engine
     authors do the same in tests/engine/test_presets.py."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import some
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from ports import free_port
@@ -452,7 +453,7 @@ def test_cpu_is_the_same_for_any_thread_count() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("values", [False, True], ids=["fused", "values"])
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dynamic", some([True, False], every=2), ids=["dynamic", "static"])
 def test_compile(device: torch.device, dynamic: bool, values: bool) -> None:
     @torch.compile(fullgraph=True, dynamic=dynamic)
     def step(own: PairSample) -> Tensor:
@@ -524,8 +525,8 @@ def test_streams_give_equal_bits(cuda: torch.device) -> None:
             results.append(run(pair, bucket_size=700))
     torch.cuda.synchronize()
     for found in results:
-        for some, others in zip(expected, found, strict=True):
-            assert all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+        for these, others in zip(expected, found, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(these, others, strict=True))
 
 
 @pytest.mark.cuda
@@ -542,8 +543,8 @@ def test_every_device(cuda: torch.device) -> None:
         assert all(t.device == torch.device(device) for t in results[-1][0])
     assert torch.cuda.current_device() == 0
     for found in results:
-        for some, others in zip(expected, found, strict=True):
-            assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(some, others, strict=True))
+        for these, others in zip(expected, found, strict=True):
+            assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(these, others, strict=True))
     there = pair.map(lambda t: t.to("cuda:1"))
     with pytest.raises(RuntimeError, match="weight: found a tensor on cuda:0, expected one on cuda:1"):
         perspective_transformer(*there.rows, pair.weight.to("cuda:0"), there.bias, bucket_size=300)
