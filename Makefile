@@ -12,7 +12,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUN := runs/quickstart
-PYTEST ?= -m "not slow" -n 2 --dist loadfile
+PYTEST ?= -m "not (slow or more)" -n 2 --dist loadfile
 
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
@@ -138,7 +138,7 @@ QUICK := $(addprefix tests/,documents/test_{documents,code_in_documents}.py proj
 	config/test_config.py losses/test_losses.py training/test_end_to_end.py match/test_statistics.py)
 
 quick-test: $(VENV)/.dev build  ## build what changed and run 700 quick tests, without root: about a minute
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not (slow or cuda or compiler or rust or browser or engine or arm or onnx)" $(QUICK)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not (slow or more or cuda or compiler or rust or browser or engine or arm or onnx)" $(QUICK)
 
 engine-test: $(VENV)/.dev build  ## run only the tests against a real Stockfish
 	$(BIN)/python -m pytest -m engine
