@@ -95,11 +95,12 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def number(name: str, value: Any) -> float:
-    """A number, such as "ewm: com". ValueError for anything else, also for NaN, text and truth values."""
+def number(name: str, value: Any, *, nan: bool = False) -> float:
+    """A number, such as "ewm: com". ValueError for anything else, also for text and truth values, and for NaN unless
+    `nan` is set, as it is where a range is checked next, whose error names the range."""
     try:
-        if not isinstance(value, (bool, np.bool_, str, bytes)) and not math.isnan(found := float(value)):
-            return found
+        if not isinstance(value, (bool, np.bool_, str, bytes)) and (nan or not math.isnan(float(value))):
+            return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         pass
     raise ValueError(f"{name}: found {value!r}, expected a number")

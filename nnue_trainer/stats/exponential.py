@@ -77,7 +77,8 @@ def ewm(
         ValueError: an argument is out of range, or x has no numbers. RuntimeError: x is a tensor of another dtype.
     """
     rules = {"com": com, "span": span, "halflife": halflife, "alpha": alpha}
-    named = {name: _given.number(f"ewm: {name}", value) for name, value in rules.items() if value is not None}
+    given = {name: value for name, value in rules.items() if value is not None}
+    named = {name: _given.number(f"ewm: {name}", value, nan=True) for name, value in given.items()}
     if len(named) != 1:
         found = " and ".join(named) or "none"
         raise ValueError(f"ewm: found {found}, expected exactly one of com, span, halflife and alpha")

@@ -157,11 +157,11 @@ class RowFunction:
         if len(rows) != len(self.inputs):
             raise ValueError(f"row function: found {len(rows)} inputs, expected {len(self.inputs)}: {self.inputs}")
         for name, row in zip(self.inputs, rows, strict=True):
-            dense(f"row function: {name}", row)
-            good = row.dim() > 0 and row.dtype in (torch.float32, torch.float64)
+            good = isinstance(row, Tensor) and row.dim() > 0 and row.dtype in (torch.float32, torch.float64)
             if not good or row.dtype != rows[0].dtype or row.device != rows[0].device:
                 wanted = "float32 or float64 [..., n], all of one dtype and device"
                 raise ValueError(f"row function: {name}: found {_text(row)}, expected {wanted}")
+            dense(f"row function: {name}", row)
             if row.requires_grad and torch.is_grad_enabled():
                 raise RuntimeError(f"row function: {name}: found a tensor that requires grad; pass {name}.detach()")
         if rows[0].device.type not in ("cpu", "cuda"):

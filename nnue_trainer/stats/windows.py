@@ -107,7 +107,7 @@ class Rolling:
         interpolation: what stands between two observations: "linear", or "lower", "higher", "nearest", "midpoint".
         """
         kind = _plain.code("rolling_quantile.interpolation", interpolation)
-        place = _given.number("rolling: q", q)
+        place = _given.number("rolling: q", q, nan=True)
         if not 0 <= place <= 1:
             raise ValueError(f"rolling: q: found {q!r}, expected a number from 0 to 1")
         rule = self.first, self.length, self.min_periods, place, kind

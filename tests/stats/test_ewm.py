@@ -181,7 +181,7 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: stats.ewm(X, com=-1), "com: found -1.0, expected a number ≥ 0"),
     (lambda: stats.ewm(X, span=0.5), "span: found 0.5, expected a number ≥ 1"),
     (lambda: stats.ewm(X, halflife=0), "halflife: found 0.0, expected a number > 0"),
-    (lambda: stats.ewm(X, alpha=math.nan), "alpha: found nan, expected a number"),
+    (lambda: stats.ewm(X, alpha=math.nan), "alpha: found nan, expected a number above 0"),
     (lambda: stats.ewm(X, alpha="x"), "alpha: found 'x', expected a number"),  # type: ignore[arg-type]
     (lambda: stats.ewm(X, com=1, min_periods=-1), "min_periods: found -1"),
     (lambda: stats.ewm(X.int(), com=1).mean(), "nnue::ewm: x: found int32"),

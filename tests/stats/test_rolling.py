@@ -503,7 +503,7 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: stats.rolling(X, 2).corr(X.int()), "y: found int32, expected float32"),
     (lambda: stats.rolling(X, 2).corr([1]), "other: found list, expected a tensor"),
     (lambda: stats.rolling(X, 2).quantile(1.5), "q: found 1.5, expected a number from 0 to 1"),
-    (lambda: stats.rolling(X, 2).quantile(math.nan), "q: found nan, expected a number"),
+    (lambda: stats.rolling(X, 2).quantile(math.nan), "q: found nan, expected a number from 0 to 1"),
     (lambda: stats.rolling(X, 2).quantile(0.5, "odd"), "interpolation: found 'odd', expected linear"),  # type: ignore[arg-type]
     (lambda: torch.ops.nnue.rolling(X, None, 10, 0, 1, 0), "statistic: found 10, expected 0 to 9, for sum, mean"),
     (lambda: torch.ops.nnue.rolling(X, X, 0, 0, 1, 0), "y: found a tensor, expected none for this statistic"),
