@@ -38,7 +38,6 @@ def test_calls_are_recorded_of_every_operator(calls: dict[str, list[Call]]) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.more
 @pytest.mark.skipif(not has_mallinfo(), reason="the C library does not count memory")
 def test_no_operator_keeps_memory(calls: dict[str, list[Call]]) -> None:
     found = {name: kept_by(recorded[0], 100, 2) for name, recorded in calls.items()}
