@@ -1,6 +1,5 @@
 """Self-play data: the same file for any number of engines, restart, adjudication, scores, engines that misbehave."""
 
-import resource
 import signal
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import run_on_a_full_disk
 from typer.testing import CliRunner
 from waiting import wait_for
 
@@ -175,11 +175,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on(engine: EngineMaker, tmp_pa
     limits = "--nodes 1 --positions 700 --max-ply 60 --score-scale 1 --opening-score 2000 -j 2"
     command += limits.split()
 
-    def limited() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, 8_000))
-
-    full = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited)
+    full = run_on_a_full_disk(command, 8_000)
     assert full.returncode == 1
     assert full.stderr == f"nnue: error: {out}.journal: cannot be written: File too large\n"
     assert not out.exists()

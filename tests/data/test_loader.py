@@ -20,6 +20,7 @@ import pytest
 import torch
 import zstandard
 from loader_states import stored
+from processes import run_on_a_full_disk
 
 from nnue_trainer.base.arrays import Records
 from nnue_trainer.data import (
@@ -340,11 +341,11 @@ def test_no_room_to_unpack_is_one_line(tmp_path: Path, positions: Records) -> No
     write_binpack(tmp_path / "x", positions, join_chains=False)
     (tmp_path / "x.gz").write_bytes(gzip.compress((tmp_path / "x").read_bytes(), 1))
     code = (
-        "import resource, signal; from nnue_trainer.data import RecordLoader\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "from nnue_trainer.data import RecordLoader\n"
         f"RecordLoader({str(tmp_path / 'x.gz')!r}, 10, temporary={str(tmp_path)!r}).open()"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    command = [sys.executable, "-c", code]
+    result = run_on_a_full_disk(command, 100_000)
     assert "File too large; set TMPDIR to a folder with room, or unpack it once: `nnue data convert" in result.stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x", "x.gz"]
 

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import resource
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from command import Done
 from data_commands import read_all, run
+from processes import run_on_a_full_disk
 from typer.testing import CliRunner
 from waiting import wait_for
 
@@ -141,11 +141,6 @@ def test_a_tool_that_leaves_nothing_is_an_error(tmp_path: Path, command: str, co
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["in", out.name])
 
 
-def _limited() -> None:
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
@@ -162,9 +157,8 @@ def _limited() -> None:
 )
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, val: Path, command: list[str]) -> None:
     arguments = [word.format(val=val, tmp=tmp_path) for word in command]
-    result = subprocess.run(
-        [sys.executable, "-m", "nnue_trainer", "data", *arguments], capture_output=True, text=True, preexec_fn=_limited
-    )
+    command = [sys.executable, "-m", "nnue_trainer", "data", *arguments]
+    result = run_on_a_full_disk(command, 100_000)
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1
     assert "File too large" in result.stderr

@@ -4,7 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
+import processes
 import pytest
 from needs import ROOT
 
@@ -63,3 +65,16 @@ def test_this_session_has_default_signals_for_its_children() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "0 0 True set()\n"
+
+
+def test_a_full_disk_leaves_no_bytecode_that_is_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytecode that another process wrote before would hide it: the module is new."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    file = tmp_path / "file"
+    (tmp_path / "large.py").write_text(f"text = {'x' * 5000!r}\nopen({str(file)!r}, 'wb').write(bytes(5000))\n")
+    command = [sys.executable, "-c", "import large"]
+    run = processes.run_on_a_full_disk(command, 1000)
+    assert file.stat().st_size == 1000, run
+    subprocess.run(command, check=True)
+    assert file.stat().st_size == 5000

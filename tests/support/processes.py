@@ -9,7 +9,9 @@ process, which ends all it has.
 import contextlib
 import ctypes
 import os
+import resource
 import signal
+import subprocess
 from pathlib import Path
 from types import FrameType
 
@@ -61,3 +63,18 @@ def end_children() -> dict[int, str]:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
     return ended
+
+
+def run_on_a_full_disk(command: list[str], size: int) -> subprocess.CompletedProcess[str]:
+    """Runs a command none of whose files can exceed `size` bytes.
+
+    It writes no bytecode either. Python does not check how much of it was written: a limit would leave modules in the
+    environment that no later process can import.
+    """
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, preexec_fn=limit)
