@@ -10,6 +10,7 @@ average.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -141,7 +142,8 @@ class KeyTable:
 
     def close(self) -> None:
         for file in self._files:
-            file.close()
+            with contextlib.suppress(OSError):  # bytes that are still buffered for a full disk
+                file.close()
 
 
 def _later(keys: Keys) -> npt.NDArray[np.int64]:

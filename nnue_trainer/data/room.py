@@ -18,7 +18,8 @@ from nnue_trainer.files.atomic import StrPath, free_space
 
 _LARGEST = 80  # bytes of output for a byte of input: with more room than that, nothing is estimated
 _SHARE = 0.9  # of an estimate: only what surely does not fit is refused
-_SAMPLE = 200_000  # positions
+# positions: many more than the two blocks by which the reader may be ahead of its caller, or the rest of a chunk
+_SAMPLE = 2_000_000
 _FILTERED = 4  # times as many are read, at most, where filters let few pass
 _HEADER = 4096  # bytes: more than those before the first chunk of a file, which is read as a whole
 _WAITING = 40  # bytes of a position of a shuffle that waits on disk

@@ -156,6 +156,15 @@ def test_a_forecast_is_that_of_the_file_where_the_reader_is_ahead(
     assert found == (pytest.approx(size, rel=0.01), positions)
 
 
+def test_a_forecast_is_that_of_the_file_where_chunks_are_large(tmp_path: Path, project_root: Path) -> None:
+    """The reader counts the bytes of a chunk when it begins or ends it, which may be many blocks away."""
+    chunk = (project_root / "samples" / "train.binpack").read_bytes()  # five blocks
+    (tmp_path / "large.binpack").write_bytes(chunk * 4)
+    size = 1000 * len(chunk)
+    found = room._estimate(tmp_path / "large.binpack", size, format_named("binpack"), None, True, None, {})[0]
+    assert found == pytest.approx(size, rel=0.03)
+
+
 def test_a_shuffle_by_game_keeps_chains(tmp_path: Path, inputs: list[Path]) -> None:
     for name, memory in (("plenty", 1 << 28), ("little", 1 << 20)):
         shuffle(inputs, tmp_path / f"{name}.binpack", seed=1, memory=memory, by_game=True)
