@@ -24,6 +24,12 @@ class Interrupted(BaseException):
 
 
 class Group(TyperGroup):
+    def make_context(self, *arguments: Any, **more: Any) -> Any:
+        try:
+            return super().make_context(*arguments, **more)
+        except KeyboardInterrupt as error:  # the first call of typer imports pydantic, which takes a while
+            raise Interrupted from error
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)

@@ -107,7 +107,8 @@ class CheckpointStore:
         `path`.
 
         If there are checkpoints of later steps, they are moved to a folder `superseded-N`, which also gets recipe and
-        metrics, and which is returned. `last` becomes a link to `path`; missing or stale links are repaired.
+        metrics, and which is returned. `last` becomes a link to `path`; missing or stale links are repaired, and
+        old checkpoints go that the save of `path` would have deleted.
         """
         folder = self.folder
         later = [file for file in self._files() if _step_of(file) > state.step]
@@ -122,6 +123,8 @@ class CheckpointStore:
         if state.epoch is not None and not folder.epoch(state.epoch).exists():
             folder.link(folder.last, folder.epoch(state.epoch))
         self._mend_best(state)
+        if not later:
+            self._thin_out()
         return kept
 
     def best_of_folder(self) -> Checkpoint | None:
@@ -294,10 +297,14 @@ class CheckpointStore:
             folder.link(folder.last, folder.best)
         elif is_best:
             checkpoint.save(folder.best, content.of_net(), folder.check_owned)
-        epochs = folder.epochs()
+        self._thin_out()
+
+    def _thin_out(self) -> None:
+        """Deletes old checkpoints of epochs."""
+        epochs = self.folder.epochs()
         for number in sorted(epochs)[: -self.keep_last]:
             if not self._is_kept(number):
-                folder.remove(epochs[number])
+                self.folder.remove(epochs[number])
 
     def _is_kept(self, epoch: int | None) -> bool:
         return bool(epoch and self.keep_every and epoch % self.keep_every == 0)

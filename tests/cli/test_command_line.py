@@ -560,6 +560,13 @@ def test_every_command_ends_in_one_line_at_a_signal(number, nnue, monkeypatch):
     assert signal.getsignal(number) is before
 
 
+def test_a_signal_ends_a_command_whose_options_are_being_read(nnue, monkeypatch):
+    """typer imports other packages for that, and has a status of its own for an interrupt meanwhile."""
+    monkeypatch.setattr(TyperGroup, "parse_args", lambda *_: signal.raise_signal(signal.SIGUSR1))
+    done = nnue("presets")
+    assert (done.returncode, done.stderr) == (75, "nnue: error: interrupted\n")
+
+
 def test_no_option_loses_its_name() -> None:
     """typer 0.27 names an option like its metavar if that is the parameter in capitals, unless it has a name."""
     found = 0

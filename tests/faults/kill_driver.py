@@ -27,8 +27,8 @@ from nnue_trainer.training.run_folder import RunFolder
 kill_at_call = ctypes.CDLL(None).kill_at_call
 
 
-def continue_from(folder: RunFolder, path: Path) -> None:
-    with CheckpointStore(folder, 1) as store:
+def continue_from(folder: RunFolder, path: Path, keep_last: int = 1) -> None:
+    with CheckpointStore(folder, keep_last) as store:
         store.continue_from(path, checkpoint.load(path).trainer_state(path))
 
 
@@ -59,7 +59,7 @@ def after_save(path: Path) -> None:
         saved = found.pop("last") == 30
         assert found.pop("best") == (30 if saved else 10)
         assert found.pop("epoch-0003" if saved else "epoch-0002") == (30 if saved else 20)
-        assert not found or (saved and found == {"epoch-0002": 20})
+        assert not found
         with CheckpointStore(folder, keep_last=1) as store:  # the run goes on
             store.save(content(40, epoch=4, loss=40.0, best=30 if saved else 10), epoch=4)
         assert steps(folder) == {"best": 30 if saved else 10, "epoch-0004": 40, "last": 40}
@@ -76,7 +76,7 @@ def before_rewind(path: Path) -> None:
 
 def rewind(path: Path) -> None:
     with RunFolder(path) as folder:
-        continue_from(folder, folder.epoch(2))
+        continue_from(folder, folder.epoch(2), 4)
 
 
 def after_rewind(path: Path) -> None:
@@ -86,10 +86,10 @@ def after_rewind(path: Path) -> None:
     with RunFolder(path) as folder:
         last = checkpoint.load(folder.last).state["step"]
         assert last in (20, 40)
-        continue_from(folder, folder.last)  # whichever it is, the run can continue from it
+        continue_from(folder, folder.last, 4)  # whichever it is, the run can continue from it
         if last == 40:
             assert steps(folder)["best"] == 40
-            continue_from(folder, folder.epoch(2))  # the command once more
+            continue_from(folder, folder.epoch(2), 4)  # the command once more
         assert steps(folder) == {"best": 20, "epoch-0001": 10, "epoch-0002": 20, "last": 20}
         assert_listed(folder)
     after = {file.stem: checkpoint.load(file).state["step"] for file in path.glob("superseded-1/checkpoints/*")}
