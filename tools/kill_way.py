@@ -31,8 +31,10 @@ from pathlib import Path
 import yaml
 from kill_stages import ROOT, differences
 
+from nnue_trainer.base.status import IN_USE
+
 STEPS = ("data 1", "data 2", "train", "export", "permute", "verify", "match")
-COMPARED_BY_CONTENT = (".safetensors", "metrics.jsonl", "games.journal")  # the journal: by match.json
+COMPARED_BY_CONTENT = (".safetensors", "metrics.jsonl", "games.journal", "run.json")  # the journal: by match.json
 WITHOUT_END = 600.0  # seconds
 
 
@@ -159,7 +161,7 @@ def killed_once(folder: Path, step: str, after: float, how: str) -> str:
         run.process.wait()
         second = Way(folder)
         status = second.ended()
-        if status != 1 or "is using this folder" not in second.output:
+        if status != IN_USE or "is using this folder" not in second.output:
             print(f"a second nnue run beside the command: status {status}, {second.output[-200:]!r}")
         second.kill_all()
     run.kill_all()
@@ -172,7 +174,14 @@ def compared(one: Path, other: Path) -> list[str]:
     found = [f"{name} is in one of them" for name in sorted(files[0] ^ files[1])]
     both = [name for name in sorted(files[0] & files[1]) if not str(name).endswith(COMPARED_BY_CONTENT)]
     found += [str(name) for name in both if (one / name).read_bytes() != (other / name).read_bytes()]
+    if listed(one / "run") != listed(other / "run"):
+        found.append("run/run.json")
     return found + differences(one / "run", other / "run")
+
+
+def listed(run: Path) -> set[str]:
+    """The existing files of a run folder's list, which keeps the names of deleted ones until the next one is added."""
+    return {name for name in json.loads((run / "run.json").read_text())["files"] if (run / name).exists()}
 
 
 def main() -> int:

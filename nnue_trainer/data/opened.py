@@ -65,6 +65,11 @@ def identities_from(data: Any, what: str) -> list[Identity]:
     raise UserError(f"{what}: damaged: found {str(data)[:80]!r}, expected a list of [name, bytes, digest]")
 
 
+def described(files: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
+    """Identities, or lists like them, as JSON data with names for messages."""
+    return [Identity(*file)._asdict() for file in files]
+
+
 def require_same(saved: Sequence[Identity], now: Sequence[Identity], what: str) -> None:
     """UserError that begins with `what`, unless both lists are the same files in the same order; names may differ."""
     for before, after in zip(saved, now, strict=False):

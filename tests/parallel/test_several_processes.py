@@ -368,6 +368,22 @@ def test_processes_that_would_train_different_things_are_refused(tmp_path, recip
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+def _with_its_own_files(*arguments: str) -> None:
+    os.chdir(Path(arguments[-1]).parent / os.environ["RANK"])
+    several._nnue(*arguments, "data.train=[a.binpack]", "data.validation=[]")
+
+
+def test_processes_with_different_files_of_one_name_are_refused(tmp_path, recipe, project_root):
+    sizes = []
+    for rank, sample in enumerate(("train", "val")):
+        data = (project_root / "samples" / f"{sample}.binpack").read_bytes()
+        (tmp_path / str(rank)).mkdir()
+        (tmp_path / str(rank) / "a.binpack").write_bytes(data)
+        sizes.append(f"{len(data)} {_place(rank)}")
+    difference = rf"data files: files\.0\.size is {' and '.join(sizes)}, files\.0\.digest is .*"
+    _refused(tmp_path, recipe, _with_its_own_files, difference)
+
+
 def _without_validation_on_one(*arguments: str) -> None:
     """`warm_up` validates on a CPU as well, with exchanges."""
 

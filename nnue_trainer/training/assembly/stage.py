@@ -13,6 +13,7 @@ import torch
 
 from nnue_trainer import nets, registry, schema
 from nnue_trainer.config import Recipe
+from nnue_trainer.data.opened import described
 from nnue_trainer.errors import UserError, out_of_memory
 from nnue_trainer.files import checkpoint
 from nnue_trainer.files.checkpoint import Checkpoint
@@ -167,8 +168,8 @@ def begin(
             "step": trainer.step,
             "weights": weights_digest,
             "place in the data": None if saved is None else saved.stream(path),
-            "data files": batches.order(),
-            "validation files": trainer.saver.saved.validation_files,
+            "data files": batches.order() | {"files": described(batches.identities)},
+            "validation files": described(trainer.saver.saved.validation_files or []),
             "kind of device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         }
         yield Begun(trainer, data, start, weights, agreed, integers_are_right)
