@@ -14,7 +14,7 @@ import torch
 from command import Done
 from hypothesis import settings
 from needs import ROOT, SHARED, TOOLS, no_shared, require
-from processes import adopt_orphans, end_children, set_signals
+from processes import adopt_orphans, end_children, restored_signals, set_signals
 
 from nnue_trainer import ops, registry
 from nnue_trainer.base import programs
@@ -99,7 +99,7 @@ def nnue(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         programs.forget()
         monkeypatch.setattr(sys, "argv", ["nnue", *map(str, arguments)])
         capsys.readouterr()
-        with pytest.raises(SystemExit) as caught:
+        with restored_signals(), pytest.raises(SystemExit) as caught:
             main()
         return Done(int(caught.value.code or 0), *capsys.readouterr())
 

@@ -31,7 +31,7 @@ from nnue_trainer.cli.match import (
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.plugins import Plugins
-from nnue_trainer.cli.terminable import ended_by_second_signal, terminable
+from nnue_trainer.cli.terminable import ended_by_second_signal
 from nnue_trainer.errors import UserError, quoted, shown
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def _play(folder: Path, plan: Plan, options: MatchOptions, part: Part, player: _
     count = len(files)
     engines, each = [player.engine] * count, [player.options] * count
     players, identity = players_of(files, engines, each, folder / NETS, net_option=player.net_option)
-    with terminable(), progress_bar("playing", "games") as progress:
+    with progress_bar("playing", "games") as progress:
         return play_match(players, options, folder / MATCH, part=part, identity=identity, progress=progress, note=note)
 
 

@@ -19,7 +19,8 @@ _PATIENCE = 5.0  # seconds
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
     """Within it each signal of `system.stop_signals` ends the program as Ctrl-C does: files that are being written go,
-    nothing half-done stays. Does nothing outside of the main thread."""
+    nothing half-done stays. Afterwards these signals, without Ctrl-C, are ignored: the program ends with the status
+    that it has. Does nothing outside of the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -31,12 +32,13 @@ def terminable() -> Iterator[None]:
         raise KeyboardInterrupt
 
     others = [number for number in system.stop_signals() if number != signal.SIGINT]  # Python's own handler is enough
-    before = {number: signal.signal(number, interrupt) for number in others}
+    for number in others:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number in others:
+            signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from typing import Annotated, Any, get_type_hints
 import pytest
 import torch
 import typer.main
+from processes import restored_signals
 from typed import instance, present
 from typer.core import TyperCommand, TyperGroup
 from typer.models import OptionInfo
@@ -28,7 +29,7 @@ from nnue_trainer.cli import main as cli
 from nnue_trainer.cli.group import Group
 from nnue_trainer.cli.train import report
 from nnue_trainer.errors import UserError, quoted, shown
-from nnue_trainer.files import presets
+from nnue_trainer.files import finished, presets
 from nnue_trainer.training.run_folder import RunFolder
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -58,7 +59,8 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         monkeypatch.setenv("COLUMNS", "80")
         if cwd is not None:
             monkeypatch.chdir(cwd)
-        status = cli._run()
+        with restored_signals():
+            status = cli._run()
         out, err = capsys.readouterr()
         return subprocess.CompletedProcess(sys.argv, status, out, err)
 
@@ -558,6 +560,18 @@ def test_every_command_ends_in_one_line_at_a_signal(number, nnue, monkeypatch):
     done = nnue("presets")
     assert (done.returncode, done.stderr) == (130 if number == signal.SIGHUP else 75, "nnue: error: interrupted\n")
     assert signal.getsignal(number) is before
+
+
+def test_a_signal_after_the_command_changes_no_status(nnue, monkeypatch):
+    """Schedulers repeat theirs, and the end of the process takes a moment."""
+    end = finished.end
+
+    def late(*, again: bool) -> None:
+        signal.raise_signal(signal.SIGXCPU)
+        end(again=again)
+
+    monkeypatch.setattr(finished, "end", late)
+    assert nnue("presets").returncode == 0
 
 
 def test_a_signal_ends_a_command_whose_options_are_being_read(nnue, monkeypatch):

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command import Done
 from waiting import wait_for
 
 from nnue_trainer.base import process_groups
-from nnue_trainer.cli.main import main
 from nnue_trainer.data.generate import GenerateOptions, generate
 from nnue_trainer.engines.uci import Engine, find_engine
 from nnue_trainer.errors import UserError
@@ -219,16 +219,11 @@ def test_a_run_ends_in_one_line_and_keeps_its_games(fake_engine: FakeEngine, tmp
     assert out.read_bytes() == (tmp_path / "whole.binpack").read_bytes()
 
 
-def test_command_line(
-    fake_engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_line(fake_engine: FakeEngine, tmp_path: Path, nnue: Callable[..., Done]) -> None:
     def run(*arguments: object) -> tuple[int, str]:
-        command = ["nnue", "data", "generate", str(tmp_path / "o.binpack"), "--positions", "20", "--nodes", "1"]
-        command += ["--score-scale", "1", "--max-ply", "10", "-j", "1", *map(str, arguments)]
-        monkeypatch.setattr(sys, "argv", command)
-        with pytest.raises(SystemExit) as caught:
-            main()
-        return int(caught.value.code or 0), capsys.readouterr().err
+        command = ["data", "generate", tmp_path / "o.binpack", "--positions", "20", "--nodes", "1"]
+        done = nnue(*command, "--score-scale", "1", "--max-ply", "10", "-j", "1", *arguments)
+        return done.returncode, done.stderr
 
     status, error = run("--engine", fake_engine("endless-drip"), "--timeout", 1)
     assert status == 1

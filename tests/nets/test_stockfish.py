@@ -2,7 +2,6 @@
 
 import hashlib
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from net_support import START, batch_of, fnv1a64, random_checkpoint, vectors
 from typed import present
 
 from nnue_trainer import data, nets
-from nnue_trainer.cli.main import main
 from nnue_trainer.engines.stockfish_eval import unit_of
 from nnue_trainer.engines.uci import find_engine
 from nnue_trainer.errors import UserError
@@ -156,7 +154,7 @@ def test_a_file_the_engine_refuses_is_reported(engine, tmp_path) -> None:
         verify(engine, path, golden_net("sfnnv5"), [START])
 
 
-def test_verify_command(engine, tmp_path, monkeypatch, capsys) -> None:
+def test_verify_command(engine, tmp_path, nnue) -> None:
     path = tmp_path / "golden.nnue"
     write_net(golden_net("sfnnv5"), path)
     (tmp_path / "fens.txt").write_text(f"{START}\n{IN_CHECK}\n")
@@ -166,18 +164,12 @@ def test_verify_command(engine, tmp_path, monkeypatch, capsys) -> None:
         (["--fens", tmp_path / "fens.txt"], "1 positions x 8 buckets x 3 columns compared, 1 in check and skipped"),
         (["--positions", 300, "--seed", 7], "in check and skipped, no differences"),
     ):
-        monkeypatch.setattr(sys, "argv", ["nnue", "verify", str(path), *map(str, options)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        assert not caught.value.code
-        assert words in capsys.readouterr().out
-    monkeypatch.setattr(
-        sys, "argv", ["nnue", "verify", str(path), "--fens", f"{tmp_path}/fens.txt", "--positions", "3"]
-    )
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert caught.value.code == 1
-    assert f"--positions 3: {tmp_path}/fens.txt has only 2" in capsys.readouterr().err
+        done = nnue("verify", path, *options)
+        assert done.returncode == 0
+        assert words in done.stdout
+    done = nnue("verify", path, "--fens", f"{tmp_path}/fens.txt", "--positions", "3")
+    assert done.returncode == 1
+    assert f"--positions 3: {tmp_path}/fens.txt has only 2" in done.stderr
 
 
 def test_the_engine_refuses_the_net_of_another_version(engine, tmp_path) -> None:

@@ -12,10 +12,24 @@ import os
 import resource
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+from nnue_trainer.base import system
+
 _PR_SET_CHILD_SUBREAPER = 36
+
+
+@contextlib.contextmanager
+def restored_signals() -> Iterator[None]:
+    """For a command in this process: at its end it ignores signals, as the process would end."""
+    handlers = {number: signal.getsignal(number) for number in system.stop_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def set_signals() -> None:
