@@ -228,8 +228,8 @@ def run_way(
     if unknown:
         raise UserError(f"{path}: found no step {quoted(min(unknown))}, expected {', '.join(s.name for s in steps)}")
     _check(way, path, folder)
-    with _alone(folder) as lock:
-        return _run_steps(path, folder, steps, redo, say, call or (lambda command: _call(command, lock)))
+    with _alone(folder) as (lock, check):
+        return _run_steps(path, folder, steps, redo, say, call or (lambda command: _call(command, lock)), check)
 
 
 def _check(way: Way, path: Path, folder: Path) -> None:
@@ -275,6 +275,7 @@ def _run_steps(
     redo: Sequence[str],
     say: Callable[[str], None],
     call: Callable[[list[str]], int],
+    check: Callable[[], None],
 ) -> int:
     progress = _read(folder / DONE)
     first = min((number for number, step in enumerate(steps) if step.name in redo), default=len(steps))
@@ -284,7 +285,7 @@ def _run_steps(
         if there := step.there():
             progress.replaced[step.name] = there
     if first < len(steps):
-        _write(folder / DONE, progress)
+        _write(folder / DONE, progress, check)
     key = ""
     for number, step in enumerate(steps, 1):
         key = hashlib.sha256(json.dumps([key, step.name, step.command, _inputs(step)]).encode()).hexdigest()
@@ -303,7 +304,7 @@ def _run_steps(
         progress.done.pop(step.name, None)
         if decision != "continue":
             progress.begun[step.name] = key
-        _write(folder / DONE, progress)
+        _write(folder / DONE, progress, check)
         status = call(command)
         if status:
             say(f"{head}: ended with exit status {status}; run the same command to continue")
@@ -312,18 +313,20 @@ def _run_steps(
             raise UserError(f"{path}: step {step.name} did not write {step.result}")
         progress.replaced.pop(step.name, None)
         if step.result is not None and (remaining := step.remaining(step.result)):
-            _write(folder / DONE, progress)
+            _write(folder / DONE, progress, check)
             say(f"{head}: {remaining}; run the same command to continue")
             return 0
         progress.begun.pop(step.name, None)
         progress.done[step.name] = key
-        _write(folder / DONE, progress)
+        _write(folder / DONE, progress, check)
     return 0
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[int]:
-    """Holds the lock on a folder. The commands inherit it, so one that outlives a killed `nnue run` keeps it."""
+def _alone(folder: Path) -> Iterator[tuple[int, Callable[[], None]]]:
+    """Holds the lock on a folder. The commands inherit it, so one that outlives a killed `nnue run` keeps it. The
+    function, called before `steps.json` is replaced, raises UserError if another `nnue run` has taken the lease over.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -342,8 +345,13 @@ def _alone(folder: Path) -> Iterator[int]:
     except OSError as error:
         os.close(lock)
         raise UserError(f"{folder / _LOCK}: cannot be locked: {error.strerror or error}") from None
+
+    def check() -> None:
+        if without_locks is not None and without_locks.lost():
+            raise UserError(f"{folder}: another nnue run has taken it over, so this one ends")
+
     try:
-        yield lock
+        yield lock, check
     finally:
         if without_locks is not None:
             without_locks.release()
@@ -400,6 +408,6 @@ def _read(path: Path) -> Progress:
     return progress
 
 
-def _write(path: Path, progress: Progress) -> None:
-    with replacing(path) as output:
+def _write(path: Path, progress: Progress, check: Callable[[], None]) -> None:
+    with replacing(path, check) as output:
         output.write_text(json.dumps(asdict(progress), indent=1) + "\n")

@@ -144,7 +144,7 @@ def test_a_kill_loses_no_decision(way: Path, monkeypatch: pytest.MonkeyPatch, re
 def test_one_at_a_time_also_after_a_kill(way: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that outlives its `nnue run` keeps others out of the folder."""
     calls = Calls(way, monkeypatch)
-    with pipeline._alone(Path("runs/way")) as lock:
+    with pipeline._alone(Path("runs/way")) as (lock, _):
         child = subprocess.Popen(["sleep", "60"], pass_fds=(lock,))
     try:
         with pytest.raises(UserError, match=r"runs/way: another nnue run, or a command .* is using this folder"):
@@ -163,6 +163,19 @@ def test_one_at_a_time_where_the_file_system_has_no_locks(way: Path, monkeypatch
     with pipeline._alone(Path("runs/way")), pytest.raises(UserError, match=r"runs/way: another nnue run \(pid "):
         Calls(way, monkeypatch).run()
     assert not Path("runs/way/.steps.lock.owner").exists()
+    calls, owner = Calls(way, monkeypatch), Path("runs/way/.steps.lock.owner")
+
+    def take_over(command: list[str]) -> int:
+        """Another host takes the folder over while this one is suspended."""
+        owner.write_text('{"pid": 1, "host": "elsewhere", "token": "1"}')
+        Path("runs/way/steps.json").write_text("of the other")
+        return calls(command)
+
+    with pytest.raises(UserError, match="runs/way: another nnue run has taken it over, so this one ends"):
+        pipeline.run_way(way, say=lambda _: None, call=take_over)
+    assert len(calls.commands) == 1
+    assert Path("runs/way/steps.json").read_text() == "of the other"
+    assert owner.exists()
 
 
 def test_a_training_that_ran_out_of_time_goes_on(way: Path, monkeypatch: pytest.MonkeyPatch) -> None:
