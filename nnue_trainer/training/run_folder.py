@@ -17,16 +17,19 @@ import socket
 import time
 from pathlib import Path, PurePosixPath
 
-from nnue_trainer.base import system
+from nnue_trainer.base import limits, system
+from nnue_trainer.base.progress import duration
 from nnue_trainer.base.status import InUse
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import lease
-from nnue_trainer.files.atomic import OutputFile, link, remove_dead, replacing
+from nnue_trainer.files.atomic import DiskFull, OutputFile, free_space, link, remove_dead, replacing
 from nnue_trainer.training.terminal import say
 
 LOCK = ".lock"
 MANIFEST = "run.json"
 _VERSION = 1
+_LEAST_ROOM = 1 << 16  # bytes: for the lock, the recipe, the list of files and the records of a run that starts
+_SECONDS_BETWEEN_LOOKS = 1.0  # at a full disk
 # The files of a run, for folders of earlier versions, which have no run.json.
 _USUAL_NAMES = re.compile(
     r"recipe\.yaml|metrics\.jsonl|checkpoints/(last|best|epoch-\d{4,}|stage-[A-Za-z0-9_-]+)\.safetensors|tensorboard/events\.out\.tfevents\..+"
@@ -103,6 +106,7 @@ class RunFolder:
 
     def __enter__(self) -> RunFolder:
         if self._depth == 0:
+            self._wait_for_room()
             self._acquire()
             try:
                 self._files = self._read_manifest()
@@ -286,6 +290,23 @@ class RunFolder:
         with self.replacing(self.path / MANIFEST) as output:
             output.write_text(json.dumps({"format_version": _VERSION, "files": sorted(self._files)}, indent=1) + "\n")
 
+    def _wait_for_room(self) -> None:
+        """Waits while the disk is full, as a save does. DiskFull after `NNUE_FULL_DISK_SECONDS`."""
+        until: float | None = None
+        while not self._has_room():
+            now = time.monotonic()
+            if until is None:
+                until = now + (patience := limits.seconds("NNUE_FULL_DISK_SECONDS"))
+                say(f"{self.path}: the disk is full; the run waits up to {duration(patience)} for room")
+            if now >= until:
+                raise DiskFull(f"{self.path}: cannot be written: {os.strerror(errno.ENOSPC)}")
+            time.sleep(min(_SECONDS_BETWEEN_LOOKS, until - now))
+
+    def _has_room(self) -> bool:
+        with contextlib.suppress(OSError):  # `_acquire` tells what is wrong
+            return free_space(self.path) >= _LEAST_ROOM
+        return True
+
     def _acquire(self) -> None:
         path = self.path / LOCK
         while True:
@@ -308,11 +329,13 @@ class RunFolder:
                     self._lock = lock
                     return
                 os.close(lock)
-            except BaseException:
+            except BaseException as error:
                 os.close(lock)
                 if self._lease is not None:
                     self._lease.release()
                     self._lease = None
+                if isinstance(error, OSError):  # such as a full quota
+                    raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
                 raise
 
     def _lock_file(self, file: int) -> None:

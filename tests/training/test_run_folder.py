@@ -628,6 +628,29 @@ def test_a_full_disk_is_waited_for(tmp_path, monkeypatch, capsys, ends):
     assert ("there is room again" in said) == (ends == "room")
 
 
+def test_a_start_waits_for_room_on_a_full_disk(tmp_path, monkeypatch, capsys):
+    free = [0, 0, 1 << 20]
+    monkeypatch.setattr(run_folder, "free_space", lambda _: free.pop(0))
+    monkeypatch.setattr(run_folder, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    with RunFolder(tmp_path):
+        assert not free
+    assert capsys.readouterr().err == f"{tmp_path}: the disk is full; the run waits up to 10 m 0 s for room\n"
+    monkeypatch.setattr(run_folder, "free_space", lambda _: 0)
+    monkeypatch.setenv("NNUE_FULL_DISK_SECONDS", "0")
+    with pytest.raises(DiskFull, match=f"{tmp_path}: cannot be written: No space left on device"), RunFolder(tmp_path):
+        pass
+    assert names(tmp_path) == []
+
+
+def test_a_lock_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    def full(*_: object) -> int:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(UserError, match=r"\.lock: cannot be written: Disk quota exceeded"), RunFolder(tmp_path):
+        pass
+
+
 def test_little_room_is_forecast(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(checkpoints, "free_space", lambda folder: 3_999)
     tensors = {"model": {"a": torch.zeros(100)}, "optimizer": {"b": torch.zeros(150)}}
