@@ -303,7 +303,7 @@ class RunFolder:
             time.sleep(min(_SECONDS_BETWEEN_LOOKS, until - now))
 
     def _has_room(self) -> bool:
-        with contextlib.suppress(OSError):  # `_acquire` tells what is wrong
+        with contextlib.suppress(OSError):  # `_acquire` reports what is wrong
             return free_space(self.path) >= _LEAST_ROOM
         return True
 

@@ -575,7 +575,7 @@ def test_a_signal_after_the_command_changes_no_status(nnue, monkeypatch):
 
 
 def test_a_signal_ends_a_command_whose_options_are_being_read(nnue, monkeypatch):
-    """typer imports other packages for that, and has a status of its own for an interrupt meanwhile."""
+    """typer imports other packages for that, and returns another status for an interrupt meanwhile."""
     monkeypatch.setattr(TyperGroup, "parse_args", lambda *_: signal.raise_signal(signal.SIGUSR1))
     done = nnue("presets")
     assert (done.returncode, done.stderr) == (75, "nnue: error: interrupted\n")
