@@ -37,6 +37,7 @@ struct Job {
     int64_t sizes[8], strides[8];
     void* out;
     int64_t rows;
+    NNUE_HERE int64_t items() const { return rows; }
 };
 template <class T>
 struct Row {
@@ -206,10 +207,13 @@ class RowFunction:
         compiler, source = compile_once.find_compiler(_WHAT), self._source + window_function._CPU
         return window_function._load(self.name, source, ".cpp", compiler, flags, "the CPU")
 
+    @property
+    def _cuda_source(self) -> str:
+        return self._source + window_function._CUDA
+
     @functools.cached_property
     def _on_cuda(self) -> Any:
-        text = self._source + window_function._CUDA.replace("job.rows * job.n", "job.rows")
-        return window_function._load_for_cuda(self.name, text, _WHAT)
+        return window_function._load_for_cuda(self.name, self._cuda_source, _WHAT)
 
 
 def _vector_flags() -> list[str]:

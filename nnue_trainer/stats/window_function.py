@@ -27,7 +27,9 @@ _CPU_FLAGS = [
     "-ffp-contract=off",
     "-Werror=return-type",
 ]
+# As on the CPU, no product is fused with a sum: both give the same bits.
 _CUDA_FLAGS = ["-std=c++20", "-O3", "-shared", "--expt-relaxed-constexpr", "-cudart=static", "--diag-error=940"]
+_CUDA_FLAGS += ["-fmad=false"]
 _CUDA_FLAGS += ["-Xcompiler=-fPIC,-fvisibility=hidden,-Werror=return-type"]
 
 _HEAD = """\
@@ -49,6 +51,7 @@ struct Job {
     void *out, *space;
     int64_t rows, n, first, length, min_periods, segment;
     NNUE_HERE int64_t segments() const { return (n + segment - 1) / segment; }
+    NNUE_HERE int64_t items() const { return rows * segments(); }  // of which a thread takes one at a time
 };
 """
 
@@ -209,14 +212,14 @@ _CUDA = """\
 template <class T>
 __global__ void all(Job job) {
     const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-    const int64_t items = job.rows * job.segments();
+    const int64_t items = job.items();
     for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < items; i += step) {
         one<T>(job, i);
     }
 }
 template <class T>
 const char* launch(const Job& job, void* stream) {
-    const int64_t blocks = std::min<int64_t>((job.rows * job.segments() + 127) / 128, 1 << 30);
+    const int64_t blocks = std::min<int64_t>((job.items() + 127) / 128, 1 << 30);
     all<T><<<static_cast<unsigned>(blocks), 128, 0, static_cast<cudaStream_t>(stream)>>>(job);
     const cudaError_t error = cudaGetLastError();
     return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
@@ -225,8 +228,8 @@ const char* launch(const Job& job, void* stream) {
 #define EXPORT extern "C" __attribute__((visibility("default")))
 EXPORT const char* apply_float(const Job* job, void* stream) { return launch<float>(*job, stream); }
 EXPORT const char* apply_double(const Job* job, void* stream) { return launch<double>(*job, stream); }
-EXPORT int64_t bytes() { return kBytes; }
 """
+_BYTES = "EXPORT int64_t bytes() { return kBytes; }\n"
 
 # Functions that a GPU may call. Others of a struct have to be constexpr.
 _MEMBER = re.compile(r"\b(?!(?:return|else|case|throw|and|or|not)\b)([\w:]+[\s&*]+)(?=(?:add|remove|merge|value)\s*\()")
@@ -265,7 +268,7 @@ class WindowFunction:
 
     @property
     def _cuda_source(self) -> str:
-        return _SOURCE.replace("BODY", self.body) + _CUDA
+        return _SOURCE.replace("BODY", self.body) + _CUDA + _BYTES
 
     @functools.cached_property
     def _on_cuda(self) -> Any:
@@ -304,7 +307,7 @@ class WindowState:
 
     @property
     def _cuda_source(self) -> str:
-        return _STATE.replace("BODY", _MEMBER.sub(r"NNUE_HERE \1", self.members)) + _CUDA
+        return _STATE.replace("BODY", _MEMBER.sub(r"NNUE_HERE \1", self.members)) + _CUDA + _BYTES
 
     @functools.cached_property
     def _on_cuda(self) -> Any:

@@ -16,7 +16,7 @@ from needs import require
 from nnue_trainer import stats
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import compile_once
-from nnue_trainer.stats import WindowFunction, WindowState, window_function
+from nnue_trainer.stats import RowFunction, WindowFunction, WindowState, window_function
 
 SPREAD = WindowFunction(
     """
@@ -144,7 +144,7 @@ def test_compiled_for_cuda() -> None:
         stats.rolling(x.cuda(), 30).apply(np.mean)
 
 
-def library_for_cuda(function: WindowFunction | WindowState) -> Path:
+def library_for_cuda(function: RowFunction | WindowFunction | WindowState) -> Path:
     """Compiled by nvcc, where there is one. Whether it runs as well can only be seen on a GPU."""
     try:
         nvcc = compile_once.find_nvcc("tests")
@@ -154,8 +154,11 @@ def library_for_cuda(function: WindowFunction | WindowState) -> Path:
     return compile_once.library_of(function.name, "tests", function._cuda_source, ".cu", nvcc, flags)
 
 
-@pytest.mark.parametrize("function", [SPREAD, MEAN, ENDS], ids=["function", "state", "merged state"])
-def test_the_cuda_source_is_compiled_by_nvcc(function: WindowFunction | WindowState) -> None:
+NORM = RowFunction("return sqrt(x.sum([](double v) { return v * v; }));")
+
+
+@pytest.mark.parametrize("function", [SPREAD, MEAN, ENDS, NORM], ids=["function", "state", "merged state", "row"])
+def test_the_cuda_source_is_compiled_by_nvcc(function: RowFunction | WindowFunction | WindowState) -> None:
     assert library_for_cuda(function).is_file()
 
 
