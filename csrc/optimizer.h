@@ -22,7 +22,8 @@
 //                averages and squares of its virtual rows, and with lookahead its slow weights. Those of the weight
 //                have its shape and dtype, those of virtual rows are [V, ...], V a divisor of F, or have no elements.
 //                The average of a schedule-free rule is z, which starts as the weight; that of its virtual rows is not
-//                used.
+//                used. The average of a float32 weight may be bfloat16 with Adam and Rectified: the weight moves by the
+//                new average, which is then rounded to the nearest.
 //   copies       for each part float16 or bfloat16 of the weight's shape, written along with the weight; no elements
 //                where it has none. With steps they hold the nearest integers to weight · steps, in float32 for weights
 //                of it
@@ -97,6 +98,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <iterator>
 #include <limits>
 #include <optional>
@@ -358,6 +360,37 @@ struct Adam : Subtracts {
     }
 };
 
+// Adam whose averages are kept in bfloat16, except for those of virtual rows.
+struct ShortAdam : Adam {};
+
+// How an average of type T is kept, and conversions from and to it.
+template <class R, class T>
+using average_t = std::conditional_t<std::is_same_v<R, ShortAdam>, uint16_t, T>;
+template <class T>
+NNUE_HOST_DEVICE T average_of(T kept) {
+    return kept;
+}
+NNUE_HOST_DEVICE float average_of(uint16_t kept) {
+    const uint32_t bits = uint32_t(kept) << 16;
+    float found;
+    memcpy(&found, &bits, sizeof found);
+    return found;
+}
+template <class T>
+NNUE_HOST_DEVICE void keep_average(T average, T& to) {
+    to = average;
+}
+// To the nearest, ties to even. An average is never NaN.
+NNUE_HOST_DEVICE void keep_average(float average, uint16_t& to) {
+#ifdef __CUDA_ARCH__
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to) : "f"(average));
+#else
+    uint32_t bits;
+    memcpy(&bits, &average, sizeof bits);
+    to = static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+#endif
+}
+
 struct PositiveNegative : Subtracts {
     static constexpr int kAverages = 2;
     static constexpr bool kSquares = true;
@@ -463,10 +496,11 @@ struct Part {
     void* square;  // null: the rule has none
     void* shared_averages[2];
     void* shared_square;
-    void* slow;    // null: no lookahead
-    void* copy;    // null: no copy
-    double steps;  // of the copy; 0: it has the weight itself
-    bool shares;   // whether there are virtual rows
+    void* slow;     // null: no lookahead
+    void* copy;     // null: no copy
+    double steps;   // of the copy; 0: it has the weight itself
+    bool shares;    // whether there are virtual rows
+    bool is_short;  // whether `averages` are bfloat16
     int64_t rows, columns;
     double rate, decay, low, high;
     Float gradient_type, copy_type;
@@ -616,7 +650,8 @@ inline int64_t describe_op(const Tensor& /*device*/, int64_t rule, std::vector<d
 
 // Calls body.operator()<R, T>() with the struct of the rule and the type of the weights.
 template <class Body>
-void with_rule(Rule rule, const Tensor& weight, const Body& body) {
+void with_rule(Rule rule, const Tensor& weight, bool is_short, const Body& body) {
+    if (is_short) return body.template operator()<ShortAdam, float>();
     const auto call = [&]<class R>() {
         if (weight.scalar_type() == ScalarType::Double) {
             body.template operator()<R, double>();
@@ -687,10 +722,10 @@ inline std::vector<Summand> check_norm(const Tensors& gradients, const std::vect
     return found;
 }
 
-// A moment that belongs to `like`: same shape, dtype and device, and no gaps.
+// A moment that belongs to `like`: same shape, dtype (unless `is_short`) and device, and no gaps.
 inline void* moment(const char* op, const std::string& name, const Tensor& tensor, const Tensor& like,
-                    const std::string& like_name) {
-    if (tensor.scalar_type() != like.scalar_type()) {
+                    const std::string& like_name, bool is_short = false) {
+    if (tensor.scalar_type() != like.scalar_type() && !is_short) {
         fail(op, name.c_str(), dtype_name(tensor.scalar_type()), dtype_name(like.scalar_type()) + " as " + like_name);
     }
     const auto found = tensor.sizes(), wanted = like.sizes();
@@ -726,13 +761,18 @@ inline Part part_of(const char* op, const PartTensors& tensors, size_t i, const 
     Part part{};
     part.weight = weight.mutable_data_ptr();
     const size_t first = i * each, first_shared = first + states;
-    const auto moment_of = [&](size_t place, const Tensor& owner, const std::string& owner_name) {
+    const auto moment_of = [&](size_t place, const Tensor& owner, const std::string& owner_name,
+                               bool is_short = false) {
         const Tensor& found = tensors.moments[place];
         on_device(at("moments", place), found);
-        return moment(op, at("moments", place), found, owner, owner_name);
+        return moment(op, at("moments", place), found, owner, owner_name, is_short);
     };
+    part.is_short = (h.rule == Rule::kAdam || h.rule == Rule::kRectified) &&
+                    weight.scalar_type() == ScalarType::Float &&
+                    tensors.moments[first].scalar_type() == ScalarType::BFloat16;
     for (size_t a = 0; a < states; ++a) {
-        (a < averages ? part.averages[a] : part.square) = moment_of(first + a, weight, name);
+        (a < averages ? part.averages[a] : part.square) =
+            moment_of(first + a, weight, name, part.is_short && a < averages);
     }
     part.rows = 1;
     const Tensor& shared = tensors.moments[first_shared + states - 1];

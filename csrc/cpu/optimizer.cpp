@@ -196,7 +196,7 @@ void update_rows(const Late& l, const std::vector<int64_t>& places, const Factor
 }
 
 void update_late(const LatePart& part, const std::vector<int64_t>& places, float* failed) {
-    with_rule(part.h.rule, part.weight, [&]<class R, class T>() {
+    with_rule(part.h.rule, part.weight, part.late.part.is_short, [&]<class R, class T>() {
         update_rows<R, T>(part.late, places, factors(part.h), part.numbers, *part.step, failed);
     });
 }
@@ -260,7 +260,8 @@ void catch_up_op(Tensors weights, Tensors moments, Tensors copies, Tensors late,
                      "at least " + text(step - l.window) + ", as the window has " + text(l.window) + " steps");
             }
         }
-        with_rule(part.h.rule, part.weight, [&]<class R, class T>() { catch_up<R, T>(l, factors(part.h), step); });
+        with_rule(part.h.rule, part.weight, l.part.is_short,
+                  [&]<class R, class T>() { catch_up<R, T>(l, factors(part.h), step); });
     }
 }
 
@@ -289,9 +290,15 @@ void step_op(Tensors weights, Tensors gradients, Tensors moments, Tensors copies
         }
     }
     for (const StepCall::Group& group : call.groups) {
-        if (group.parts.empty() || group.numbers[kGo] == 0) continue;
-        with_rule(group.h.rule, weights[0],
-                  [&]<class R, class T>() { run<R, T>(group.parts, factors(group.h), group.numbers, failed); });
+        if (group.numbers[kGo] == 0) continue;
+        for (const bool is_short : {false, true}) {
+            std::vector<Part> parts;
+            std::copy_if(group.parts.begin(), group.parts.end(), std::back_inserter(parts),
+                         [&](const Part& part) { return part.is_short == is_short; });
+            if (parts.empty()) continue;
+            with_rule(group.h.rule, weights[0], is_short,
+                      [&]<class R, class T>() { run<R, T>(parts, factors(group.h), group.numbers, failed); });
+        }
     }
     for (size_t i = 0; i < call.late.size(); ++i) {
         if (call.late[i].numbers[kGo] != 0) update_late(call.late[i], places[i], failed);

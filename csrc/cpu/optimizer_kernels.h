@@ -40,7 +40,7 @@ void prefetch_run(const T* from, int64_t count) {
 // Whether every element is +0.
 template <int64_t count, class T>
 bool all_zero(const T* from) {
-    using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
+    using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>>;
     Bits any = 0;
     for (int64_t i = 0; i < count; ++i) any |= std::bit_cast<Bits>(from[i]);
     return any == 0;
@@ -49,17 +49,18 @@ bool all_zero(const T* from) {
 // A step of elements whose gradients are zeros: as below.
 template <class R, class T>
 void fade_run(const optimizer::Common<T>& common, const T* __restrict__ shared, T* __restrict__ weight,
-              T* __restrict__ average, const T* other, T* __restrict__ square, int64_t count) {
+              optimizer::average_t<R, T>* __restrict__ average, const optimizer::average_t<R, T>* other,
+              T* __restrict__ square, int64_t count) {
     optimizer::Common<T> c = common;
     c.gradient = 1;  // lets the compiler assume that no gradient is bad
     for (int64_t i = 0; i < count; ++i) {
-        T w = weight[i], a = average[i], s = 0;
+        T w = weight[i], a = optimizer::average_of(average[i]), s = 0;
         T o = 0;
         if constexpr (R::kAverages == 2) o = other[i];
         if constexpr (R::kSquares) s = square[i];
         optimizer::move<R>(c, T(0), shared[i], w, a, o, s);
         weight[i] = w;
-        average[i] = a;
+        optimizer::keep_average(a, average[i]);
         if constexpr (R::kSquares) square[i] = s;
     }
 }
@@ -68,17 +69,18 @@ void fade_run(const optimizer::Common<T>& common, const T* __restrict__ shared, 
 // where it has none.
 template <class R, class T>
 int move_run(const optimizer::Common<T>& common, const T* __restrict__ gradient, const T* __restrict__ shared,
-             T* __restrict__ weight, T* __restrict__ average, const T* other, T* __restrict__ square, int64_t count) {
+             T* __restrict__ weight, optimizer::average_t<R, T>* __restrict__ average,
+             const optimizer::average_t<R, T>* other, T* __restrict__ square, int64_t count) {
     const optimizer::Common<T> c = common;
     int bad = 0;
     for (int64_t i = 0; i < count; ++i) {
-        T w = weight[i], a = average[i], s = 0;
+        T w = weight[i], a = optimizer::average_of(average[i]), s = 0;
         T o = 0;
         if constexpr (R::kAverages == 2) o = other[i];
         if constexpr (R::kSquares) s = square[i];
         bad += !optimizer::move<R>(c, gradient[i], shared[i], w, a, o, s);
         weight[i] = w;
-        average[i] = a;
+        optimizer::keep_average(a, average[i]);
         if constexpr (R::kSquares) square[i] = s;
     }
     return bad;
@@ -118,6 +120,7 @@ template <class R, class T>
 bool update_columns(const optimizer::Part& part, const optimizer::Common<T>& c, int turn, int64_t begin, int64_t end) {
     const int64_t count = end - begin;
     const auto data = [](void* from) { return static_cast<T*>(from); };
+    const auto averages = [](void* from) { return static_cast<optimizer::average_t<R, T>*>(from); };
     // Null for a tensor that the rule does not have.
     const auto from = [&](void* tensor, int64_t first) { return tensor == nullptr ? nullptr : data(tensor) + first; };
     alignas(64) T sums[optimizer::kRun], changes[optimizer::kRun], buffer[optimizer::kRun];
@@ -146,8 +149,8 @@ bool update_columns(const optimizer::Part& part, const optimizer::Common<T>& c, 
     for (int64_t row = 0; row < part.rows; ++row) {
         const int64_t first = row * part.columns + begin;
         T* const weight = data(part.weight) + first;
-        bad += move_run<R>(c, gradients(first), changes, weight, data(part.averages[turn]) + first,
-                           data(part.averages[other]) + first, from(part.square, first), count);
+        bad += move_run<R>(c, gradients(first), changes, weight, averages(part.averages[turn]) + first,
+                           averages(part.averages[other]) + first, from(part.square, first), count);
         if (part.slow != nullptr && c.lookahead != 0) {
             look_ahead_run(c, data(part.slow) + first, weight, count);
         }
@@ -199,23 +202,30 @@ template <class R, class T>
 void replay_row(const optimizer::Part& part, int64_t first, int64_t next, int64_t columns,
                 const optimizer::Common<T>* steps, const int* turns, const T* const* shared, int64_t count) {
     constexpr int64_t kBlock = 64, kAhead = 4 * kBlock;
+    using Average = optimizer::average_t<R, T>;
     const auto data = [&](void* from) { return static_cast<T*>(from) + first; };
+    const auto average = [&](int k) {
+        return k < R::kAverages ? static_cast<Average*>(part.averages[k]) + first : nullptr;
+    };
     T* const weight = data(part.weight);
     T* const square = R::kSquares ? data(part.square) : nullptr;
-    T* const averages[2] = {data(part.averages[0]), R::kAverages == 2 ? data(part.averages[1]) : nullptr};
+    Average* const averages[2] = {average(0), average(1)};
     T* const slow = part.slow == nullptr ? nullptr : data(part.slow);
     // A block of columns stays in the first cache for all of the steps. The last one may be padded, in buffers.
-    alignas(64) T buffers[5][kBlock];
+    alignas(64) T buffers[3][kBlock];
+    alignas(64) Average average_buffers[2][kBlock];
     alignas(64) const T zeros[kBlock] = {};
     for (int64_t column = 0; column < columns; column += kBlock) {
         const int64_t wide = std::min(kBlock, columns - column);
-        const auto padded = [&](const T* from, T* to) {
+        const auto padded = [&](const auto* from, auto* to) {
             std::copy_n(from + column, wide, to);
-            std::fill_n(to + wide, kBlock - wide, T(0));
+            std::fill_n(to + wide, kBlock - wide, 0);
             return to;
         };
-        const auto block = [&](T* from, T* buffer) { return wide == kBlock ? from + column : padded(from, buffer); };
-        const auto keep = [&](const T* block, T* to) {
+        const auto block = [&](auto* from, auto* buffer) {
+            return wide == kBlock ? from + column : padded(from, buffer);
+        };
+        const auto keep = [&](const auto* block, auto* to) {
             if (wide < kBlock) std::copy_n(block, wide, to + column);
         };
         const int64_t ahead_of_it = column + kAhead, late_columns = ahead_of_it - columns;
@@ -223,12 +233,13 @@ void replay_row(const optimizer::Part& part, int64_t first, int64_t next, int64_
             const int64_t soon = ahead_of_it < columns ? first + ahead_of_it : next + late_columns;
             prefetch_run(static_cast<T*>(part.weight) + soon, kBlock);
             if constexpr (R::kSquares) prefetch_run(static_cast<T*>(part.square) + soon, kBlock);
-            for (int k = 0; k < R::kAverages; ++k) prefetch_run(static_cast<T*>(part.averages[k]) + soon, kBlock);
+            for (int k = 0; k < R::kAverages; ++k) prefetch_run(static_cast<Average*>(part.averages[k]) + soon, kBlock);
         }
         T* const w = block(weight, buffers[0]);
         T* const s = R::kSquares ? block(square, buffers[1]) : nullptr;
-        T* const a[2] = {block(averages[0], buffers[2]), R::kAverages == 2 ? block(averages[1], buffers[3]) : nullptr};
-        T* const ahead = slow == nullptr ? nullptr : block(slow, buffers[4]);
+        Average* const a[2] = {block(averages[0], average_buffers[0]),
+                               R::kAverages == 2 ? block(averages[1], average_buffers[1]) : nullptr};
+        T* const ahead = slow == nullptr ? nullptr : block(slow, buffers[2]);
         // An average of zero moves nothing, and there is no need for a root and a quotient. -0 is not among these: the
         // next step makes it 0.
         bool still = R::kRests;
@@ -268,6 +279,7 @@ bool update_group(const optimizer::Part& part, const optimizer::Common<T>& c, in
                   int64_t columns, const int64_t* places, T* change) {
     constexpr int64_t kPiece = 128;  // while it is worked on, that of the next row comes from the memory
     const auto data = [](void* from) { return static_cast<T*>(from); };
+    const auto averages = [](void* from) { return static_cast<optimizer::average_t<R, T>*>(from); };
     const auto at = [&](void* tensor, int64_t first) { return tensor == nullptr ? nullptr : data(tensor) + first; };
     const int other = R::kAverages == 2 ? 1 - turn : turn;
     const T* const gradient = static_cast<const T*>(part.gradient);
@@ -306,11 +318,11 @@ bool update_group(const optimizer::Part& part, const optimizer::Common<T>& c, in
                     const int64_t soon = begin(next) + piece;
                     prefetch_run(data(part.weight) + soon, wide);
                     if constexpr (R::kSquares) prefetch_run(data(part.square) + soon, wide);
-                    for (int k = 0; k < R::kAverages; ++k) prefetch_run(data(part.averages[k]) + soon, wide);
+                    for (int k = 0; k < R::kAverages; ++k) prefetch_run(averages(part.averages[k]) + soon, wide);
                 }
                 T* const weight = data(part.weight) + first;
                 bad += move_run<R>(c, gradient + begin(places[row]) + piece, changes + piece, weight,
-                                   data(part.averages[turn]) + first, data(part.averages[other]) + first,
+                                   averages(part.averages[turn]) + first, averages(part.averages[other]) + first,
                                    at(part.square, first), wide);
                 if (part.slow != nullptr && c.lookahead != 0) look_ahead_run(c, data(part.slow) + first, weight, wide);
             }

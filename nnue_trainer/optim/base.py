@@ -42,6 +42,8 @@ class Work:
     bounds: tuple[WeightBound, ...] = ()
     covered: frozenset[str] = frozenset()
     """Parameters whose gradients a guard need not check: `NnueModel.covered_gradients`."""
+    transformers: frozenset[str] = frozenset()
+    """Weights of feature transformers, without PSQT."""
     late: frozenset[str] = frozenset()
     """Parameters whose rows a fused rule may update when they are needed: see `FusedOptimizer.late_rows`."""
     positions: int = 0

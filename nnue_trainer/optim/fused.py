@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from pydantic import Field
+import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from nnue_trainer.errors import UserError
@@ -23,6 +25,11 @@ from nnue_trainer.optim.parts import NormOf, Part
 from nnue_trainer.optim.update_rule import UpdateRule
 from nnue_trainer.optim.virtual_rows import check_range
 from nnue_trainer.schema import section
+
+_log = logging.getLogger(__name__)
+# A mean that is rounded to the nearest drifts with a larger beta1: in a simulation of sparse features the sum of all
+# steps was off by 0.07 % with 0.95, by 0.6 % with 0.98 and by 5 % with 0.99.
+_LARGEST_SHORT_BETA = 0.95
 
 
 @section
@@ -38,13 +45,39 @@ class FusedConfig(OptimizerConfig):
     """added to the root of the mean square gradient"""
     weight_decay: float = Field(default=0.01, ge=0)
     """decoupled: weights shrink by lr·weight_decay per step"""
+    exp_avg_dtype: Literal["fp32", "bf16"] = "fp32"
+    """type in which the running mean of the feature transformer's gradient is kept, of adamw, radam and ranger: bf16
+    takes less memory and time, and is rounded to the nearest in each step"""
+
+    @model_validator(mode="after")
+    def _keeps_its_means(self) -> FusedConfig:
+        if self.exp_avg_dtype == "fp32":
+            return self
+        if self.update().kind not in ("adam", "rectified"):
+            name = getattr(self, "others", self.kind)
+            raise ValueError(f"exp_avg_dtype: found bf16, expected fp32, as {name} keeps its means in fp32")
+        for beta in (self.betas[0], *(group.betas[0] for group in self.groups if group.betas)):
+            if beta > _LARGEST_SHORT_BETA:
+                raise ValueError(
+                    f"exp_avg_dtype: found bf16 and a beta1 of {beta:g}, expected fp32 or a beta1 of at most "
+                    f"{_LARGEST_SHORT_BETA:g}"
+                )
+        return self
 
     @abstractmethod
     def update(self) -> UpdateRule:
         """The rule by which weights move, without what all rules have in common."""
 
     def rule(self, work: Work) -> Rule:
-        return FusedRule(work, self.clipped(), decay=self.weight_decay, max_norm=self.max_norm or math.inf)
+        return FusedRule(
+            work, self.clipped(), decay=self.weight_decay, max_norm=self.max_norm or math.inf,
+            average_dtype=self.average_dtype,
+        )  # fmt: skip
+
+    @property
+    def average_dtype(self) -> torch.dtype | None:
+        """Of `Part`."""
+        return torch.bfloat16 if self.exp_avg_dtype == "bf16" else None
 
     def clipped(self) -> UpdateRule:
         """`update` with gradients clipped."""
@@ -60,10 +93,23 @@ class FusedRule(Rule):
     heeds_failed = True
     is_ours = True
 
-    def __init__(self, work: Work, rule: UpdateRule, *, decay: float, max_norm: float = math.inf) -> None:
-        """`decay` is for all weights; `max_norm` as in FusedOptimizer."""
+    def __init__(
+        self,
+        work: Work,
+        rule: UpdateRule,
+        *,
+        decay: float,
+        max_norm: float = math.inf,
+        average_dtype: torch.dtype | None = None,
+    ) -> None:
+        """`decay` is for all weights; `max_norm` as in FusedOptimizer; `average_dtype`: of the weights of feature
+        transformers, see Part."""
         super().__init__(work)
-        parts = [part for name in work.parameters for part in _parts(work, name, decay)]
+        parts = [
+            replace(part, average_dtype=average_dtype if name in work.transformers else None)
+            for name in work.parameters
+            for part in _parts(work, name, decay)
+        ]
         self.fused = FusedOptimizer(
             parts, rule, work.lr, max_norm, work.failed, work.late, positions=work.positions, covered=work.covered
         )
@@ -108,6 +154,8 @@ class FusedRule(Rule):
             if count != counts[first]:
                 raise ValueError(f"tensor {name}: found {count}, expected {counts[first]}, as in {first}")
         for name, tensor in (self.fused.state | self.fused.kept).items():
+            if tensor.dtype != state[name].dtype:
+                _log.warning("%s: converted from %s to %s", name, state[name].dtype, tensor.dtype)
             tensor.copy_(state[name])
         self.fused.tensors[0].fill_(counts[first])  # the step count of every part
         for late in self.fused.late_rows.values():

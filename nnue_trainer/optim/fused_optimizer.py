@@ -101,7 +101,9 @@ class FusedOptimizer:
         def of_parameter(name: str) -> Tensor:
             key = f"{name}/{part.name}"
             if key not in self.state:
-                self.state[key] = weight.clone() if name in ("slow", "z") else torch.zeros_like(weight)
+                dtype = part.average_dtype if name in self.rule.averages else None
+                start = weight.clone() if name in ("slow", "z") else torch.zeros_like(weight, dtype=dtype)
+                self.state[key] = start
             return part.rows(self.state[key])
 
         rows = part.rows(weight)

@@ -104,6 +104,7 @@ class MuonRule(FusedRule):
             config.clipped(),
             decay=config.weight_decay,
             max_norm=config.max_norm or math.inf,
+            average_dtype=config.average_dtype,
         )
         self.work = work
         self._state: dict[str, Tensor] = {}

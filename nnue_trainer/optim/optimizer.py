@@ -109,6 +109,7 @@ class Optimizer:
             factorised=factorised if "virtual_rows" in replaces else {},
             bounds=limits if "bounds" in replaces else (),
             covered=model.covered_gradients(),
+            transformers=frozenset(transformers),
             late=frozenset(transformers) - self._clipped_apart if late else frozenset(),
             positions=positions,
             copies=self._copies,

@@ -39,6 +39,8 @@ class Part:
     """of the virtual rows, for their moments; NAME.virtual unless given"""
     betas: tuple[float, float] | None = None
     """in place of the rule's"""
+    average_dtype: torch.dtype | None = None
+    """bfloat16: of the running mean, but not that of virtual rows; None: the parameter's"""
 
     @property
     def is_whole(self) -> bool:
@@ -80,6 +82,12 @@ class Moments:
     def tensors(self) -> int:
         """How many tensors have a row of the parameter: the weight and its moments."""
         return 1 + len(self.own) + (self.slow is not None)
+
+    @property
+    def words(self) -> float:
+        """The bytes of these tensors for each weight, divided by those of the weight."""
+        short = sum(1 - tensor.element_size() / self.weight.element_size() for tensor in self.own)
+        return self.tensors - short
 
 
 Pair = tuple[Part, Moments]

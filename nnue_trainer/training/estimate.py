@@ -110,14 +110,14 @@ class Work(NamedTuple):
     width: int
     bytes_per_value: int
     """of the transformer's weight and output: 2 or 4"""
-    moments: int
-    """tensors in fp32 that the rule keeps for each weight, the weight included"""
+    moments: float
+    """fp32 numbers that the rule keeps for each weight, the weight included; a bf16 number is half a one"""
     multiplications: int
     """of the layers, per position"""
     rows: tuple[Rows, ...]
 
     @property
-    def bytes_per_update(self) -> int:
+    def bytes_per_update(self) -> float:
         """Bytes that move with one weight: its gradient is read, each tensor of the rule read and written (the fourth
         takes turns with the third), the 16-bit copy written."""
         return 4 + 8 * min(self.moments, 3) + 2 * max(self.moments - 3, 0) + (2 if self.bytes_per_value == 2 else 0)

@@ -73,6 +73,15 @@ def test_a_recipe_survives_being_written(tmp_path):
         ("optimizer=3", "optimizer: found 3, expected a section of keys"),
         ("optimizer.betas=[1.5, 0.9]", "optimizer.betas.0: found 1.5, expected less than 1"),
         ("optimizer.betas=[0.9]", "optimizer.betas: found [0.9], expected more items"),
+        ("optimizer.exp_avg_dtype=fp16", "optimizer.exp_avg_dtype: found \"fp16\", expected 'fp32' or 'bf16'"),
+        (
+            "optimizer={kind: muon, others: lion, exp_avg_dtype: bf16}",
+            "optimizer: exp_avg_dtype: found bf16, expected fp32, as lion keeps its means in fp32",
+        ),
+        (
+            "optimizer={exp_avg_dtype: bf16, groups: [{match: '*', betas: [0.99, 0.999]}]}",
+            "optimizer: exp_avg_dtype: found bf16 and a beta1 of 0.99, expected fp32 or a beta1 of at most 0.95",
+        ),
         ("training.epochs=1.5", "training.epochs: found 1.5, expected a valid integer"),
         ("training.deterministic=1", "training.deterministic: found 1, expected a valid boolean"),
         ("training.device=GPU", 'training.device: found "GPU", expected text that matches'),

@@ -31,12 +31,15 @@ def parts_of(dtype: torch.dtype) -> list[Part]:
     ]
 
 
-def pair(rule: UpdateRule, dtype: torch.dtype, max_norm: float = math.inf) -> list[FusedOptimizer]:
-    """Two equal trainings, without and with late rows."""
-    return [
-        FusedOptimizer(parts_of(dtype), rule, torch.tensor(0.01), max_norm, late=late, covered=["w"])
-        for late in ((), ("w",))
-    ]
+def pair(
+    rule: UpdateRule, dtype: torch.dtype, max_norm: float = math.inf, average_dtype: torch.dtype | None = None
+) -> list[FusedOptimizer]:
+    """Two equal trainings, without and with late rows. `average_dtype`: of the weight's mean."""
+    made = []
+    for late in ((), ("w",)):
+        parts = [replace(p, average_dtype=average_dtype if p.name == "w" else None) for p in parts_of(dtype)]
+        made.append(FusedOptimizer(parts, rule, torch.tensor(0.01), max_norm, late=late, covered=["w"]))
+    return made
 
 
 def index_rows(g: torch.Generator) -> Tensor:
@@ -111,6 +114,16 @@ def test_equal_bits_for_every_rule(name: str, dtype: torch.dtype, max_norm: floa
         part = dense.parts[0]
         clipped |= bool(((part.rows(part.parameter).abs() - part.high).abs() < 1e-7).any())
     assert clipped, "no weight has reached its bound"
+
+
+@pytest.mark.parametrize("name", ["adamw", "ranger"])
+def test_equal_bits_with_means_in_16_bits(name: str) -> None:
+    dense, late = pair(RULES[name], torch.float32, average_dtype=torch.bfloat16)
+    for steps in (range(5), range(5, 5 + 3 * WINDOW)):
+        run(dense, steps)
+        run(late, steps)
+        assert_equal_bits(dense, late)
+    assert dense.state["exp_avg/w"].dtype == torch.bfloat16
 
 
 def test_rows_are_behind_until_they_are_asked_for() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -44,8 +45,9 @@ def pair(
     dtype: torch.dtype = torch.float32,
     max_norm: float = math.inf,
     copied: bool = False,
+    average_dtype: torch.dtype | None = None,
 ) -> list[FusedOptimizer]:
-    """Two equal trainings: with all rows updated in every step, and with late rows."""
+    """Two equal trainings: with all rows updated in every step, and with late rows. `average_dtype`: of their means."""
     made = []
     for late in ((), ("w",)):
         g = torch.Generator().manual_seed(1)
@@ -57,6 +59,7 @@ def pair(
             Part("w", weight, SHARING, OWN, rate=0.5, decay=0.02, low=-0.3, high=0.5, copy=copy),
             Part("b", bias, decay=0.1),
         ]
+        parts[:2] = [replace(part, average_dtype=average_dtype) for part in parts[:2]]
         made.append(
             FusedOptimizer(parts, RULES[name], torch.tensor(0.01, device=place), max_norm, late=late, covered=["w"])
         )
@@ -146,6 +149,16 @@ def test_equal_bits(
             clipped |= {part.first} if bool(((part.rows(part.parameter) - part.low).abs() < 1e-7).any()) else set()
     # The weight of a schedule-free rule lies between two others that keep to the bounds.
     assert clipped == {0, SHARING} or name == "schedule_free", "weights must reach their bound"
+
+
+@pytest.mark.parametrize(("name", "columns", "copied"), some([("adamw", 132, True), ("ranger", 38, False)], every=2))
+def test_equal_bits_with_means_in_16_bits(place: torch.device, name: str, columns: int, copied: bool) -> None:
+    dense, late = pair(place, name, columns=columns, copied=copied, average_dtype=torch.bfloat16)
+    for steps in (range(5), range(5, 7 + DEVICE_WINDOW)):
+        run(dense, steps)
+        run(late, steps)
+        assert_equal_bits(dense, late)
+    assert dense.state["exp_avg/w"].dtype == torch.bfloat16
 
 
 def test_many_rows_share_few_virtual_ones(place: torch.device) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from nnue_trainer.optim import fused_operators
 from nnue_trainer.optim.fused_optimizer import FusedOptimizer
-from nnue_trainer.optim.parts import Part
+from nnue_trainer.optim.parts import Part, given
 from nnue_trainer.optim.update_rule import UpdateRule
 
 RULES = {
@@ -34,10 +34,11 @@ RULES = {
 
 
 class Momentum:
-    """How one parameter moves in step t, counted from 1: `change` is subtracted from it."""
+    """How one parameter moves in step t, counted from 1: `change` is subtracted from it. `dtype`: in which the average
+    is kept after the step."""
 
-    def __init__(self, rule: UpdateRule, like: Tensor):
-        self.rule = rule
+    def __init__(self, rule: UpdateRule, like: Tensor, dtype: torch.dtype | None = None):
+        self.rule, self.dtype = rule, dtype or like.dtype
         self.averages = [torch.zeros_like(like), torch.zeros_like(like)]
         self.square = torch.zeros_like(like)
 
@@ -58,10 +59,11 @@ class Momentum:
             noise = math.hypot(1 + rule.positive, rule.positive)
             estimate = ((1 + rule.positive) * now - rule.positive * before) / (1 - beta1 ** (t + t % 2))
             return lr / noise * estimate / (root + rule.eps)
-        self.averages[0] = beta1 * self.averages[0] + (1 - beta1) * gradient
+        average = beta1 * self.averages[0] + (1 - beta1) * gradient
+        self.averages[0] = average.to(self.dtype).double()
         if not rule.corrects_bias:
-            return lr * self.averages[0] / (self.square.sqrt() + rule.eps)
-        estimate = self.averages[0] / (1 - beta1**t)
+            return lr * average / (self.square.sqrt() + rule.eps)
+        estimate = average / (1 - beta1**t)
         if rule.kind == "adam":
             return lr * estimate / (root + rule.eps)
         most = 2 / (1 - beta2) - 1
@@ -86,7 +88,8 @@ class Reference:
         for part in self.parts:
             self.weights.append(part.rows(part.parameter.detach()).double().clone())
         self.slow = [w.clone() for w in self.weights]
-        self.momentum = [Momentum(self.rule, w) for w in self.weights]
+        pairs = zip(self.parts, self.weights, strict=True)
+        self.momentum = [Momentum(self.rule, w, part.average_dtype) for part, w in pairs]
         self.z = [w.clone() for w in self.weights]
         self.largest, self.weight_sum = 0.0, 0.0
         self.virtual = [self.shared(part, w) * 0 for part, w in zip(self.parts, self.weights, strict=True)]
@@ -271,6 +274,80 @@ def test_16_bit_gradients_and_copies(device: torch.device, dtype: torch.dtype) -
         for p in parameters(parts):
             assert torch.equal(copies[id(p)], p.detach().to(dtype))
     assert_weights(parts, reference, 1e-6)
+
+
+@pytest.fixture(params=["cpu", "emulated", pytest.param("cuda", marks=pytest.mark.cuda)])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    if request.param == "emulated":
+        request.getfixturevalue("emulator")
+        monkeypatch.setattr(fused_operators, "namespace", torch.ops.nnue_emulated)
+    return torch.device("cuda" if request.param == "cuda" else "cpu")
+
+
+SHORT = ["adamw", "radam", "ranger", "uncorrected", "clipped"]
+
+
+def short_parts(device: torch.device) -> list[Part]:
+    """Large and small parts with means in bfloat16, among others."""
+    names = {"tall", "wide", "odd", "few6", "long"}
+    return [replace(p, average_dtype=torch.bfloat16 if p.name in names else None) for p in make_parts(device)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gradients", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", SHORT)
+def test_means_in_16_bits(place: torch.device, name: str, gradients: torch.dtype) -> None:
+    """The float64 reference rounds them in each step. Sums that are close to the middle between two bfloat16 are
+    rounded otherwise in float32: few elements differ, and by a part in 256 of a step."""
+    parts = short_parts(place)
+    reference, fused = Reference(parts, RULES[name], 20.0), optimizer(parts, RULES[name], max_norm=20.0)
+    for t in range(6):
+        set_gradients(parts, t, gradients)
+        reference.step(gradients_of(parts), 2.0**-5)
+        fused.step(loss_on(place))
+    assert_weights(parts, reference, 2.0**-5 / 64)
+    differs, elements = 0, 0
+    for part, expected, momentum in zip(parts, reference.weights, reference.momentum, strict=True):
+        mean = part.rows(fused.state[f"exp_avg/{part.name}"])
+        assert mean.dtype == (part.average_dtype or torch.float32)
+        assert fused.state[f"exp_avg_sq/{part.name}"].dtype == torch.float32
+        if part.average_dtype is not None:
+            torch.testing.assert_close(mean.double(), momentum.averages[0], rtol=2.0**-6, atol=1e-4)
+        differs += int(((part.rows(part.parameter.detach()).double() - expected).abs() > 4e-6).sum())
+        elements += expected.numel()
+    assert differs < elements / 500
+    assert all(tensor.dtype == torch.float32 for key, tensor in fused.state.items() if ".virtual" in key)
+
+
+def test_unaligned_means_in_16_bits_give_the_same_bits(place: torch.device) -> None:
+    """Rows of which 8 bytes of means cannot be loaded at a time, and rows of which they can."""
+    bits = []
+    for offset in (0, 1, 4):
+        p = parameter(36, 20, seed=1, device=place)
+        parts = [Part("p", p, virtual_rows=4, decay=0.1, average_dtype=torch.bfloat16)]
+        fused = optimizer(parts, RULES["adamw"])
+        mean = torch.zeros(36 * 20 + 4, dtype=torch.bfloat16, device=place)[offset : offset + 720].view(36, 20)
+        fused.pairs[0][1].own[0] = mean
+        fused._given = given(fused.pairs)
+        for t in range(4):
+            set_gradients(parts, t)
+            fused.step(loss_on(place))
+        assert mean.any()
+        bits.append([p.detach().clone(), mean.clone()])
+    for other in bits[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(bits[0], other, strict=True))
+
+
+@pytest.mark.parametrize("name", ["ranger_lite", "lion", "schedule_free"])
+def test_other_rules_refuse_means_in_16_bits(place: torch.device, name: str) -> None:
+    part = Part("p", parameter(6, 4, seed=1, device=place), average_dtype=torch.bfloat16)
+    fused = optimizer([part], RULES[name])
+    if name == "schedule_free":  # its z starts as the weight
+        fused.pairs[0][1].own[0] = part.parameter.detach().bfloat16()
+        fused._given = given(fused.pairs)
+    set_gradients([part], 0)
+    with pytest.raises(RuntimeError, match=r"moments\[0\]: found bfloat16, expected float32 as weights\[0\]"):
+        fused.step(loss_on(place))
 
 
 def test_unaligned_parts_give_the_same_bits(device: torch.device) -> None:

@@ -14,7 +14,9 @@ from nnue_trainer.ops import perspectives
 from nnue_trainer.ops.reference import Activation
 from nnue_trainer.optim import AdamW, Optimizer
 from nnue_trainer.optim.base import OptimizerConfig
-from nnue_trainer.optim.fused import FusedRule
+from nnue_trainer.optim.fused import FusedConfig, FusedRule
+from nnue_trainer.optim.muon import Muon
+from nnue_trainer.optim.parts import Moments
 from nnue_trainer.optim.ranger import Ranger, RangerLite
 
 
@@ -47,6 +49,35 @@ def test_counts_that_differ_are_refused_by_name() -> None:
     state = optimizer.state_dict()
     with pytest.raises(ValueError, match=r"tensor step/head: found 3, expected 0, as in step/weight"):
         optimizer.load_state_dict({**state, "step/head": torch.tensor(3.0)})
+
+
+@pytest.mark.parametrize("kind", [AdamW, Muon, Ranger])
+def test_means_in_16_bits_are_those_of_the_feature_transformer(
+    kind: type[FusedConfig], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A state with either kind of means is read into the other, with a line for the mean."""
+    name = "exp_avg/feature_transformer.weight"
+    model = nets.build({"kind": "sfnnv5", "l1": 32})
+    full, short = Optimizer(model, kind()), Optimizer(model, kind(exp_avg_dtype="bf16"))
+    assert [key for key, tensor in short.state_dict().items() if tensor.dtype == torch.bfloat16] == [name]
+    words = {m.words for o in (full, short) for m in own_rows(o)}
+    assert words == ({4.0, 3.5} if kind is Ranger else {3.0, 2.5})
+    values = torch.randn(full.state_dict()[name].shape, generator=torch.Generator().manual_seed(1))
+    full.state_dict()[name].copy_(values)
+
+    short.load_state_dict(full.state_dict())
+    full.load_state_dict(short.state_dict())
+    full.load_state_dict(full.state_dict())
+    assert [record.message for record in caplog.records] == [
+        f"{name}: converted from torch.float32 to torch.bfloat16",
+        f"{name}: converted from torch.bfloat16 to torch.float32",
+    ]
+    assert torch.equal(full.state_dict()[name], values.bfloat16().float())
+
+
+def own_rows(optimizer: Optimizer) -> list[Moments]:
+    assert isinstance(optimizer.rule, FusedRule)
+    return [moments for part, moments in optimizer.rule.fused.pairs if part.name == "feature_transformer.weight"]
 
 
 def test_the_largest_gradient_is_covered() -> None:

@@ -19,6 +19,7 @@ from nnue_trainer.optim import AdamW, Optimizer
 from nnue_trainer.optim.base import OptimizerConfig
 from nnue_trainer.optim.fused import FusedRule
 from nnue_trainer.optim.fused_optimizer import LateRows
+from nnue_trainer.optim.muon import Muon
 from nnue_trainer.optim.ranger import Ranger, RangerLite
 
 NETS = [
@@ -68,7 +69,11 @@ def weight_of(model: NnueModel) -> Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [AdamW(weight_decay=0.1), RangerLite(), Ranger()], ids=lambda c: c.kind)
+@pytest.mark.parametrize(
+    "config",
+    [AdamW(weight_decay=0.1), RangerLite(), Ranger(), Muon(exp_avg_dtype="bf16")],
+    ids=lambda c: c.kind,
+)
 def test_checkpoints_are_those_of_the_dense_path(
     batches: tuple[dict[str, object], list[Batch]], config: OptimizerConfig
 ) -> None:

@@ -33,8 +33,8 @@ int64_t bytes_of(Float type) {
 // Calls body.operator()<R, T, k16, V>(): the rule, the type of the weights, whether gradients have 16 bits (those of
 // float64 weights never do), and how many elements a lane loads at once.
 template <class Body>
-void with_kernel_types(Rule rule, const Tensor& weight, bool is_16, bool wide, const Body& body) {
-    with_rule(rule, weight, [&]<class R, class T>() {
+void with_kernel_types(Rule rule, const Tensor& weight, bool is_short, bool is_16, bool wide, const Body& body) {
+    with_rule(rule, weight, is_short, [&]<class R, class T>() {
         with_width<T>(wide, [&]<int V>() {
             if constexpr (sizeof(T) == 4) {
                 if (is_16) return body.template operator()<R, T, true, V>();
@@ -81,8 +81,9 @@ void launch_begin(const std::vector<Summand>& from, BeginArguments a, const Tens
 
 // Whether 16 bytes of weights can be loaded at once, and as many elements of every other tensor of the part.
 bool is_wide_part(const Part& part, int64_t element) {
-    const int64_t width = 16 / element;
-    return is_wide(part.columns, element, part.weight, part.averages[0], part.averages[1], part.square, part.slow) &&
+    const int64_t width = 16 / element, average = part.is_short ? width * 2 : 16;
+    return is_wide(part.columns, element, part.weight, part.square, part.slow) &&
+           is_aligned(part.averages[0], average) && is_aligned(part.averages[1], average) &&
            is_aligned(part.gradient, width * bytes_of(part.gradient_type)) && is_aligned(part.copy, width * 2);
 }
 
@@ -130,14 +131,17 @@ void update_parts(const StepCall::Group& group, const Tensor& weight, const Step
     a.numbers = group.numbers;
     a.failed = state.failed;
     const int64_t element = weight.element_size();
-    std::vector<Part> groups[2][2];
+    std::vector<Part> kinds[2][2][2];
     for (const Part& part : group.parts)
-        groups[bytes_of(part.gradient_type) == 2][is_wide_part(part, element)].push_back(part);
-    for (const bool is_16 : {false, true}) {
-        for (const bool wide : {true, false}) {
-            with_kernel_types(group.h.rule, weight, is_16, wide, [&]<class R, class T, bool k16, int V>() {
-                launch_update<R, T, k16, V>(groups[is_16][wide], a, follows_begin, stream);
-            });
+        kinds[part.is_short][bytes_of(part.gradient_type) == 2][is_wide_part(part, element)].push_back(part);
+    for (const bool is_short : {false, true}) {
+        for (const bool is_16 : {false, true}) {
+            for (const bool wide : {true, false}) {
+                with_kernel_types(
+                    group.h.rule, weight, is_short, is_16, wide, [&]<class R, class T, bool k16, int V>() {
+                        launch_update<R, T, k16, V>(kinds[is_short][is_16][wide], a, follows_begin, stream);
+                    });
+            }
         }
     }
 }
@@ -183,7 +187,8 @@ struct LateLaunch {
     bool shares() const { return arguments.part.shares; }
     // Whether one launch can make the steps of both.
     bool fits(const LateLaunch& other) const {
-        return shares() != other.shares() && is_16 == other.is_16 && wide == other.wide;
+        return shares() != other.shares() && arguments.part.is_short == other.arguments.part.is_short &&
+               is_16 == other.is_16 && wide == other.wide;
     }
 
     // The values that are the same in every step.
@@ -199,7 +204,8 @@ struct LateLaunch {
 void update_late(const LateLaunch& first, const LateLaunch* second) {
     const LateLaunch *const sharing = first.shares() ? &first : second, *const own = first.shares() ? second : &first;
     const Tensor& weight = first.weight;
-    with_kernel_types(first.rule, weight, first.is_16, first.wide, [&]<class R, class T, bool k16, int V>() {
+    const bool is_short = first.arguments.part.is_short;
+    with_kernel_types(first.rule, weight, is_short, first.is_16, first.wide, [&]<class R, class T, bool k16, int V>() {
         int64_t sharing_blocks = 0, own_blocks = 0;
         if (sharing != nullptr)
             sharing_blocks =
@@ -232,7 +238,8 @@ void catch_up_op(Tensors weights, Tensors moments, Tensors copies, Tensors late,
     for (size_t i = 0; i < calls.size(); ++i) {
         const LateLaunch& call = calls[i];
         const auto* const list = static_cast<const LateRow*>(lists[i].const_data_ptr());
-        with_kernel_types(call.rule, call.weight, false, call.wide, [&]<class R, class T, bool, int V>() {
+        const bool is_short = call.arguments.part.is_short;
+        with_kernel_types(call.rule, call.weight, is_short, false, call.wide, [&]<class R, class T, bool, int V>() {
             const auto kernel = call.shares() ? catch_up<R, T, V, true> : catch_up<R, T, V, false>;
             launch_behind(true, "catch_up", kernel, grid, kLateThreads, 0, stream, call.arguments, call.fixed<T>(),
                           list, i == 0, i + 1 == calls.size());

@@ -240,20 +240,24 @@ struct Gradients {
 // V weights with their moments, in registers.
 template <class R, class T, int V>
 struct State {
-    Pack<T, V> weight, average, square, other;
+    using Average = average_t<R, T>;
+    Pack<T, V> weight, square;
+    Pack<Average, V> average, other;
 
     __device__ void load_from(const Part& part, int turn, int64_t at) {
         weight = load_pack<T, V>(part.weight, at);
-        average = load_pack<T, V>(part.averages[turn], at);
-        if constexpr (R::kAverages == 2) other = load_pack<T, V>(part.averages[1 - turn], at);
+        average = load_pack<Average, V>(part.averages[turn], at);
+        if constexpr (R::kAverages == 2) other = load_pack<Average, V>(part.averages[1 - turn], at);
         if constexpr (R::kSquares) square = load_pack<T, V>(part.square, at);
     }
 
     // One step of an element, without its slow weight. Returns whether its gradient was finite.
     __device__ bool move_element(const Common<T>& c, int i, T gradient, T shared) {
         const T before = R::kAverages == 2 ? other.at[i] : T(0);
-        T none = 0, &own_square = R::kSquares ? square.at[i] : none;
-        return optimizer::move<R>(c, gradient, shared, weight.at[i], average.at[i], before, own_square);
+        T none = 0, &own_square = R::kSquares ? square.at[i] : none, own = average_of(average.at[i]);
+        const bool good = optimizer::move<R>(c, gradient, shared, weight.at[i], own, before, own_square);
+        keep_average(own, average.at[i]);
+        return good;
     }
 
     // Makes one step and stores the results. Returns whether all gradients were finite.
@@ -662,9 +666,10 @@ __global__ void __launch_bounds__(kListThreads) list_late(const LateArguments a,
 // not among these: the next step makes it 0.
 template <class T, int V>
 __device__ inline bool all_zero(const Pack<T, V>& from) {
-    const auto* const words = reinterpret_cast<const unsigned*>(from.at);
+    using Word = std::conditional_t<sizeof from % sizeof(unsigned) == 0, unsigned, uint16_t>;
+    const auto* const words = reinterpret_cast<const Word*>(from.at);
     unsigned bits = 0;
-    for (int i = 0; i < V * int(sizeof(T) / sizeof(unsigned)); ++i) bits |= words[i];
+    for (int i = 0; i < int(sizeof from / sizeof(Word)); ++i) bits |= words[i];
     return bits == 0;
 }
 

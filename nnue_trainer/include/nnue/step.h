@@ -76,6 +76,7 @@ struct StepOptions {
     int64_t positions = 0;                       // of a batch, 0 if unknown
     double lr = 1e-3, weight_decay = 0.01;       // decoupled
     Rule rule = {};
+    at::ScalarType exp_avg_dtype = at::kFloat;  // of the weight's running mean: kBFloat16 with kAdam and kRectified
 };
 
 // The product of each position's own stack: x float32 [B, I], bucket int64 [B], weight [S, O, I], bias [S, O] -> [B,
@@ -317,8 +318,10 @@ class Step {
                                              of.low, of.high, 0.0});
         const bool is_free = of_.rule.kind == RuleKind::kScheduleFree;
         const auto sizes = shape_of(weight, range.count);
+        const auto as_average = weight.options().dtype(number == 0 ? of_.exp_avg_dtype : at::kFloat);
         for (int64_t i = 0; i < averages(); ++i)
-            moments_.push_back(is_free && i == 0 ? weight.clone() : at::zeros_like(weight));
+            moments_.push_back(is_free && i == 0 ? weight.clone()
+                                                 : at::zeros_like(weight, i == 0 ? as_average : weight.options()));
         for (int64_t i = 0; i < averages(); ++i)
             moments_.push_back(range.count ? at::zeros(sizes, weight.options()) : nothing_);
         if (of_.rule.lookahead_every) moments_.push_back(weight.clone());

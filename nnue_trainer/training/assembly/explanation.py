@@ -160,15 +160,15 @@ def _update(recipe: Recipe, core: Core, machine: Machine) -> Iterator[Part]:
         yield Part(f"rows {rows.start:,} to {rows.stop - 1:,}", *choice)
 
 
-def _ranges(rule: FusedRule, recipe: Recipe, core: Core, machine: Machine) -> Iterator[tuple[range, int, Choice]]:
-    """The ranges of rows of the transformer's weight, with the rule's tensors for each and when its rows move."""
+def _ranges(rule: FusedRule, recipe: Recipe, core: Core, machine: Machine) -> Iterator[tuple[range, float, Choice]]:
+    """The ranges of rows of the transformer's weight, with `Moments.words` and when their rows move."""
     transformers = [module.weight for module in _transformers(core.model)]
     for part, moments in rule.fused.pairs:
         if not any(part.parameter is weight for weight in transformers):
             continue
         rows = range(part.first, part.first + len(part.rows(part.parameter)))
         choice = capabilities.update(machine, len(rows), moments.tensors, recipe.data.batch_size)
-        yield rows, moments.tensors, choice if core.not_late is None else Choice("every_row", core.not_late)
+        yield rows, moments.words, choice if core.not_late is None else Choice("every_row", core.not_late)
 
 
 def _estimated(work: Work | None, card: Card) -> list[Part]:
@@ -196,7 +196,7 @@ def _work(recipe: Recipe, core: Core, machine: Machine) -> Work | None:
         batch,
         first.weight.shape[1],
         2 if recipe.training.precision == "mixed" else 4,
-        max(tensors for _, tensors, _ in ranges),
+        max(words for _, words, _ in ranges),
         others // (model.stacks.stacks if isinstance(model, StackedModel) else 1),
         tuple(
             rows_of(part, batch, any(part.first_feature in rows and moves for rows, moves in late))
