@@ -85,6 +85,9 @@ std::int16_t own_score(std::string_view text, int side) {
         const auto white = static_cast<std::int16_t>(parse_integer(text, "score", INT16_MIN, INT16_MAX));
         return side == kWhite ? white : negated(white);
     }
+    if (text.substr(0, mark).find_first_not_of("+-") != std::string_view::npos) {
+        throw FormatError("score " + quoted(text) + ", expected a whole number, or a mate such as #-3");
+    }
     std::string digits(text);
     digits.erase(mark, 1);
     int moves = parse_integer(digits, "score", -kMateScore / 2, kMateScore / 2);
@@ -202,14 +205,19 @@ Entry decode_epd(std::string_view line, const PawnUnit& pawn) {
     return e;
 }
 
-// <FEN> [<result>] <score>: the score is the side to move's, the result white's.
-Entry decode_brackets(std::string_view line) {
-    const std::string_view position = position_of(line), rest = line.substr(position.size());
-    const std::size_t open = rest.find('['), close = std::min(rest.find(']', open), rest.size());
-    if (fields_of(position) == 5) {
+// Refuses one number between a position and a result in brackets.
+void check_brackets(std::string_view line) {
+    if (fields_of(position_of(line)) == 5) {
         throw FormatError("one number before the result in " + quoted(line) +
                           ", which may be a counter or a score: expected none or both counters");
     }
+}
+
+// <FEN> [<result>] <score>: the score is the side to move's, the result white's.
+Entry decode_brackets(std::string_view line) {
+    check_brackets(line);
+    const std::string_view position = position_of(line), rest = line.substr(position.size());
+    const std::size_t open = rest.find('['), close = std::min(rest.find(']', open), rest.size());
     Entry e;
     e.position = parse_fen(position);
     set_result(e, parse_white_result(trimmed(rest.substr(open + 1, close - open - 1))));
@@ -253,11 +261,13 @@ Entry decode_listed(std::string_view line) {
         throw FormatError("moves after a position in " + quoted(rest) +
                           ", expected one position in a line; games are read as PGN");
     }
+    const LineForm form = line_form(line);
+    if (form == LineForm::kBrackets) check_brackets(line);
     Entry e;
     e.score = kScoreNone;
     try {
         e.position = parse_fen(text);
-        if (line_form(line) == LineForm::kEpd) {
+        if (form == LineForm::kEpd) {
             check_counters(text, rest);
             set_counters(e.position, operations_of(rest));
         }
@@ -373,8 +383,7 @@ std::vector<std::string> PositionListReader::notes() const {
         if (!columns_.unread.empty()) found.push_back("columns that are not read: " + columns_.unread);
     }
     if (unscored_) {
-        found.push_back("positions without a score (ce or dm): " + std::to_string(unscored_) + ", such as " +
-                        unscored_example_);
+        found.push_back("positions without a score: " + std::to_string(unscored_) + ", such as " + unscored_example_);
     }
     return found;
 }
@@ -388,12 +397,17 @@ bool PositionListReader::is_skipped(std::string_view line) {
     return true;
 }
 
+void PositionListReader::count_score(const Entry& e, std::string_view text) {
+    if (!is_list_ && e.score == kScoreNone && unscored_++ == 0) unscored_example_ = quoted(trimmed(text));
+}
+
 Entry PositionListReader::decode_line(std::string_view line) {
     line = trimmed(line);
     if (columns_.separator) {
         if (!columns_.problem.empty() && !is_list_) throw UnskippableError(columns_.problem);
         const Entry e = decode_columns(line, columns_, is_list_);
         ++values_;
+        if (columns_.score || columns_.mate) count_score(e, line);
         return e;
     }
     const LineForm form = line_form(line);
@@ -405,18 +419,18 @@ Entry PositionListReader::decode_line(std::string_view line) {
         case LineForm::kBrackets: {
             const Entry e = decode_brackets(line);
             ++brackets_;
+            count_score(e, line.substr(position_of(line).size()));
             return e;
         }
         case LineForm::kValues: {
             const Entry e = decode_values(line);
             ++values_;
+            count_score(e, line.substr(position_of(line).size()));
             return e;
         }
         default: {
             const Entry e = decode_epd(line, pawn_);
-            if (e.score == kScoreNone && unscored_++ == 0) {
-                unscored_example_ = quoted(trimmed(line.substr(position_of(line).size())));
-            }
+            count_score(e, line.substr(position_of(line).size()));
             return e;
         }
     }

@@ -51,6 +51,7 @@ class PositionListReader final : public PositionLineReader {
   private:
     bool is_skipped(std::string_view line) override;
     Entry decode_line(std::string_view line) override;
+    void count_score(const Entry& e, std::string_view text);
 
     PositionColumns columns_;
     PawnUnit pawn_;  // of the operation ce

@@ -150,6 +150,7 @@ class OpenedFile:
         "format_identity",
         "identity",
         "native",
+        "reading",
         "spare",
     )
 
@@ -169,6 +170,8 @@ class OpenedFile:
         """the number of spare bytes in each record"""
         self.format_identity: dict[str, Any] | None = None
         """identifies the format, if it is one of `formats` and reads other positions than a built-in one by default"""
+        self.reading = Reading()
+        """how scores and results of the file are read"""
         self._copied = self._told = False
         source = source or open_source(self._name, poll)
         self._modified = source.status[1]
@@ -202,7 +205,7 @@ class OpenedFile:
         poll: Callable[[], None] | None,
     ) -> _data.DataFile:
         format = self._claiming(formats, file, layout)
-        reading = format.reading if isinstance(format, BuiltIn) else Reading()
+        reading = self.reading = format.reading if isinstance(format, BuiltIn) else Reading()
 
         def into(fill: Callable[[BinaryIO], None]) -> BinaryIO:
             return unnamed_file(self.path, temporary, fill)

@@ -117,15 +117,17 @@ def judge(
     filters: Filters | None = None,
     duplicate_share: float = -1.0,
     loss: LossCurve | None = None,
+    pawn: float | None = None,
 ) -> Verdict:
     """The verdict on a sample of a file in `format` (for what the format cannot hold); with `filters`, also on what
     they would leave, and with `loss`, on whether it expects scores of this size. `duplicate_share`: of the whole file,
-    where that is known; else the sample's."""
+    where that is known; else the sample's. `pawn`: the internal units by which the evaluations of a format in pawns were
+    multiplied; None: the default."""
     records = np.concatenate([np.zeros((0, 32), np.uint8), *sample.runs])
     verdict = Verdict(len(records))
     if len(records):
         share = duplicate_share if duplicate_share >= 0 else float(sample.duplicates.duplicate_share)
-        _Judge(verdict, records, sample.runs, format, loss).run(share, filters)
+        _Judge(verdict, records, sample.runs, format, loss, pawn or DEFAULT_PAWN).run(share, filters)
         order = {"contradiction": 0, "doubt": 1, "fact": 2}
         verdict.findings.sort(key=lambda found: order[found.level])
     return verdict
@@ -133,9 +135,15 @@ def judge(
 
 class _Judge:
     def __init__(
-        self, verdict: Verdict, records: Records, runs: list[Records], format: str, loss: LossCurve | None
+        self,
+        verdict: Verdict,
+        records: Records,
+        runs: list[Records],
+        format: str,
+        loss: LossCurve | None,
+        pawn: float,
     ) -> None:
-        self.verdict, self.records, self.format, self.loss = verdict, records, format, loss
+        self.verdict, self.records, self.format, self.loss, self.pawn = verdict, records, format, loss, pawn
         self.positions = ScoredPositions(records)
         self.scores, self.results = self.positions.scores, self.positions.results
         self.plies, self.black = fields.plies(records), self.positions.black
@@ -421,7 +429,7 @@ class _Judge:
         text = f"{own}, but {found}, so scores would have to be {factor:.3g} times as large; "
         if self.format in FORMATS_IN_PAWNS:
             remedy = f"read them with {factor:.3g} times their pawn (data.formats: [{{kind: {self.format}, pawn: "
-            remedy += f"{DEFAULT_PAWN * factor:.3g}}}] with the default of {DEFAULT_PAWN:g})"
+            remedy += f"{self.pawn * factor:.3g}}}] instead of {self.pawn:g})"
         else:
             remedy = f"multiply them (`nnue data convert --score-scale {factor:.3g}`)"
         if loss.scale:

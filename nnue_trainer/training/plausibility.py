@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import asdict, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +14,10 @@ import torch
 from nnue_trainer.base.arrays import Floats
 from nnue_trainer.config import DataConfig
 from nnue_trainer.data import Loader, RecordLoader, expand
+from nnue_trainer.data.files import ChunkRange, PositionReader
 from nnue_trainer.data.opened import OpenedFile
-from nnue_trainer.data.score_units import ComparedFiles, FileUnits, differences
+from nnue_trainer.data.reading import FORMATS_IN_PAWNS
+from nnue_trainer.data.score_units import ComparedFiles, FileUnits, Units, differences
 from nnue_trainer.data.verdict import LossCurve, judge, sample_of
 from nnue_trainer.errors import UserError
 from nnue_trainer.losses import Loss
@@ -37,10 +40,10 @@ def check(
     held_out: Sequence[OpenedFile] = (),
 ) -> None:
     """Calls `warn` with one line for each file of `batches` that is not plausible, for each whose scores are in another
-    unit than those of other files, and for weights of positions that are 0 in all of them. UserError for a file that
-    contradicts itself, if `data.implausible` is "stop". `weight`: the weight of positions; `features`: the feature set
-    of its batches. `loss`: expects scores of a certain size; None: any. `held_out`: validation files, whose unit is
-    compared."""
+    unit than those of other files, for each whose reader leaves something out or assumes a view, and for weights of
+    positions that are 0 in all of them. UserError for a file that contradicts itself, if `data.implausible` is "stop".
+    `weight`: the weight of positions; `features`: the feature set of its batches. `loss`: expects scores of a certain
+    size; None: any. `held_out`: validation files, whose unit is compared."""
     counts = weight is None or weight.uses_spare
     judges = data.implausible != "ignore"
     if counts and not judges:
@@ -53,8 +56,9 @@ def check(
             counts = any(_counts(weight, records, features) for records in sample.runs)
         if not judges:
             continue
-        verdict = judge(sample, file.native.format, data.filters, loss=_curve(loss))
-        units.add(FileUnits(str(file.path), file.native.format, verdict.units), sample)
+        verdict = judge(sample, file.native.format, data.filters, loss=_curve(loss), pawn=file.reading.pawn)
+        units.add(_units_of(file, verdict.units), sample)
+        _warn_of_notes(file, warn)
         found = [*verdict.contradictions, *verdict.doubts]
         if not found:
             continue
@@ -66,11 +70,31 @@ def check(
     if judges:
         for file in _some(held_out):
             sample = sample_of(file.native, 1)
-            units.add(FileUnits(str(file.path), file.native.format, sample.units()), sample)
+            units.add(_units_of(file, sample.units()), sample)
+            _warn_of_notes(file, warn)
         for line in differences(units.files):
             warn(line)
     if files and not counts:
         warn("position_weight: 0 for all positions of a sample of data.train: nothing is trained; raise some weights")
+
+
+def _units_of(file: OpenedFile, units: Units | None) -> FileUnits:
+    return FileUnits(str(file.path), file.native.format, units, file.reading.pawn)
+
+
+def _warn_of_notes(file: OpenedFile, warn: Callable[[str], None]) -> None:
+    """Calls `warn` with what the reader of a text notes about the first chunk, such as games that are left out."""
+    if file.native.format not in {*FORMATS_IN_PAWNS, "text"} or not file.native.num_chunks:
+        return
+    # An error in the chunk is reported when the loader reads it.
+    with (
+        suppress(UserError),
+        PositionReader(file.path, chunks=ChunkRange(file.native, 0, 1), **asdict(file.reading)) as reader,
+    ):
+        for _ in reader:
+            pass
+        if reader.notes:
+            warn(f"{file.path}: in the first {reader.size:,} bytes: {'; '.join(reader.notes)}")
 
 
 def _some(files: Sequence[OpenedFile]) -> Sequence[OpenedFile]:

@@ -67,8 +67,14 @@ def test_what_is_not_read_is_stated(tmp_path: Path) -> None:
     found, notes = read(tmp_path / "x", f"fen,cp,mate,result\n{BLACK},,3,0-1\n{BLACK},35,,0-1")
     assert [score for _, score, _ in found] == [-31994, -35]
     assert len(notes) == 1
+    for line, example in (
+        (f"fen,score,result\n{WHITE},35,1.0\n{WHITE},,1.0\n{WHITE},,1.0", f"{WHITE},,1.0"),
+        (f"{WHITE} [1.0]\n{WHITE} [1.0]", "[1.0]"),
+        (f"{WHITE};1-0\n{WHITE};1-0", ";1-0"),
+    ):
+        assert read(tmp_path / "x", line)[1][-1] == f"positions without a score: 2, such as '{example}'"
     assert read(tmp_path / "x", f'{WHITE} sc 35; c9 "1-0";')[1] == [
-        "positions without a score (ce or dm): 1, such as 'sc 35; c9 \"1-0\";'"
+        "positions without a score: 1, such as 'sc 35; c9 \"1-0\";'"
     ]
 
 
@@ -99,6 +105,7 @@ def test_views_are_stated(tmp_path: Path) -> None:
         (f"{WHITE} [2] 35", r"line 1: result '2', expected 1.0, 0.5 or 0.0"),
         (f"{WHITE} 0 1 3 [1.0] 35", "line 1: two values beside the result in"),
         (f"{WHITE} 35 [1.0]", "line 1: one number before the result in"),
+        (f"fen,score,result\n{WHITE},1M2,1.0", "line 2: score '1M2', expected a whole number, or a mate such as #-3"),
         (f'{WHITE} hmvc x; c9 "1-0";', "line 1: hmvc 'x', expected 0 to 65535"),
     ],
 )
@@ -193,6 +200,13 @@ def test_an_opening_in_which_the_king_could_be_taken(chess960: bool, tmp_path: P
         path.write_text(content)
         with pytest.raises(UserError, match=rf"x: {where}: the side that has just moved is in check in '4k3/4R3/"):
             book(path, chess960=chess960)
+
+
+def test_a_score_is_no_counter(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text(f"{WHITE} 35 [1.0]\n")
+    with pytest.raises(UserError, match="x: line 1: one number before the result in"):
+        list(read_positions(path))
 
 
 def test_openings_of_chess960(tmp_path: Path) -> None:

@@ -176,11 +176,13 @@ def positions(project_root: Path) -> Records:
     return read_binpack(project_root / "samples" / "val.binpack")
 
 
-def judged(*parts: Records, loss: LossCurve | None = None, format: str = "binpack") -> list[str]:
+def judged(
+    *parts: Records, loss: LossCurve | None = None, format: str = "binpack", pawn: float | None = None
+) -> list[str]:
     """The doubts about the units of a file."""
     sample = Sample()
     sample.add(np.concatenate(parts))
-    verdict = judge(sample, format, loss=loss)
+    verdict = judge(sample, format, loss=loss, pawn=pawn)
     return [found.text for found in verdict.doubts if found.name in ("units", "mixed_units")]
 
 
@@ -254,7 +256,10 @@ def test_the_loss_and_the_data_are_compared(positions: Records) -> None:
     assert judged(centipawns, loss=loss_curve({"kind": "sigmoid", "scale": 226.0})) == []
     assert judged(scaled(centipawns, 6.63), loss=wide) == []
     (text,) = judged(centipawns, loss=wide, format="pgn")
-    assert "data.formats: [{kind: pgn, pawn: 1.38e+03}]" in text
+    assert "data.formats: [{kind: pgn, pawn: 1.38e+03}] instead of 208" in text
+    (text,) = judged(centipawns, loss=wide, format="pgn", pawn=100.0)
+    assert "data.formats: [{kind: pgn, pawn: 66" in text
+    assert text.endswith("}] instead of 100)")
 
 
 def test_training_compares_its_files_and_its_loss(positions: Records, tmp_path: Path) -> None:
@@ -326,3 +331,28 @@ def test_few_positions_are_kept_of_many_files() -> None:
         files.add(FileUnits(f"{number}.bin", "bin", None), sample)
         assert sum(len(file.runs) for file in files.files) <= MOST_COMPARED
         assert (number >= MOST_COMPARED) or all(file.runs for file in files.files)
+
+
+def test_training_states_what_a_reader_leaves_out_and_the_pawn_that_is_set(tmp_path: Path) -> None:
+    def game(comment: str) -> str:
+        return f'[Event "x"]\n[Result "1-0"]\n\n1. e4 {{{comment}}} 1-0\n\n'
+
+    kings = "4k3/8/8/8/8/8/8/4K3 w - - 0 1"
+    games, listed = tmp_path / "a.pgn", tmp_path / "a.csv"
+    games.write_text(game("+0.35/12 0.1s") + game("0.35 / 12"))
+    listed.write_text(f"fen,score,id,result\n{kings},35,7,1.0\n{kings},,8,1.0\n")
+    data = DataConfig(train=[str(games)])
+    for pawn, stated in ((None, 1), (100.0, 0)):
+        formats = [DATA_FORMATS.parse({"kind": "pgn", "pawn": pawn}, trusted=False)]
+        found: list[str] = []
+        with (
+            RecordLoader(games, 1, formats=formats) as train,
+            RecordLoader(listed, 1) as held_out,
+        ):
+            plausibility.check(data, train, None, "", found.append, held_out=held_out.opened)
+        notes = [line for line in found if ": in the first " in line]
+        assert len(notes) == 2
+        assert "comments that are not understood as evaluations: 1, such as line 9: '{0.35 / 12}'" in notes[0]
+        assert "positions without a score: 1, such as" in notes[1]
+        assert "columns that are not read: 'id'" in notes[1]
+        assert sum("states pawns" in line for line in found) == stated
