@@ -12,6 +12,7 @@ import numpy as np
 from nnue_trainer import _data
 from nnue_trainer.base.arrays import Records
 from nnue_trainer.base.progress import counted
+from nnue_trainer.data.fields import NO_SCORE
 from nnue_trainer.data.files import Progress, StrPath
 from nnue_trainer.data.many_files import FileBlocks, read_blocks
 from nnue_trainer.data.reading import ReadingOptions
@@ -131,10 +132,12 @@ def page(info: FileInfo) -> Page:
     half, longest = len(s.score_histogram) // 2, PLY_BIN * (len(s.ply_histogram) - 1)
     # The bins at the ends hold everything beyond.
     scores = [f"≤ {-half}", *(f"{i:+d}" for i in range(1 - half, half)), f"≥ {half:+d}"]
+    score_counts = [*s.score_histogram[:-1], s.score_histogram[-1] - s.score_none]
+    about_scores = "Internal units, side to move's view" + (", without 32002 (none)." if s.score_none else ".")
     plies = [*(str(ply) for ply in range(0, longest, PLY_BIN)), f"≥ {longest}"]
     buckets = [str(bucket) for bucket in range(32)]
     plots = [
-        histogram(f"score / {SCORE_BIN}", scores, s.score_histogram, "Internal units, side to move's view.", log=n > 0),
+        histogram(f"score / {SCORE_BIN}", scores, score_counts, about_scores, log=n > 0),
         histogram("result", ["loss", "draw", "win"], [s.losses, s.draws, s.wins], "Side to move's view."),
         histogram("ply", plies, s.ply_histogram, "Plies played."),
         histogram("pieces", [str(i) for i in range(33)], s.piece_histogram),
@@ -160,7 +163,9 @@ def _facts(info: FileInfo) -> list[tuple[str, str]]:
     def share(count: int) -> str:
         return f"{count:,} ({count / n:.2%})"
 
-    scores = f"{s.min_score:,} to {s.max_score:,}, mean {s.sum_score / n:.1f}"
+    scored = n - s.score_none
+    mean = f"{(s.sum_score - NO_SCORE * s.score_none) / scored:.1f}" if scored else "unknown"
+    scores = f"{s.min_score:,} to {s.max_score:,}, mean {mean}{' without none' if s.score_none else ''}"
     unit = [("unit of scores", str(Units(info.score_per_pawn, info.fitted_scale)))] if info.score_per_pawn else []
     return [
         ("bytes per position", f"{info.size / n:.2f}"),

@@ -121,8 +121,8 @@ def judge(
 ) -> Verdict:
     """The verdict on a sample of a file in `format` (for what the format cannot hold); with `filters`, also on what
     they would leave, and with `loss`, on whether it expects scores of this size. `duplicate_share`: of the whole file,
-    where that is known; else the sample's. `pawn`: the internal units by which the evaluations of a format in pawns were
-    multiplied; None: the default."""
+    where that is known; else the sample's. `pawn`: the internal units per pawn with which a format in pawns was read;
+    None: the default."""
     records = np.concatenate([np.zeros((0, 32), np.uint8), *sample.runs])
     verdict = Verdict(len(records))
     if len(records):

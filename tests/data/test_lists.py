@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
+from data_commands import run
 
 from nnue_trainer import _data
 from nnue_trainer.data import PositionReader, RecordLoader
@@ -119,6 +120,15 @@ def test_results_from_0_to_2_are_never_left_out(tmp_path: Path) -> None:
     """A 1 in the lines before would be a draw and not a win."""
     with pytest.raises(UserError, match=r"x: line 3: result '2', expected 1\.0"):
         read(tmp_path / "x", f"fen,score,result\n{WHITE},35,1\n{WHITE},35,2", skip_bad=True)
+
+
+def test_missing_scores_are_not_in_the_mean(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(f"fen,score,result\n{WHITE},10,1.0\n{WHITE},40,1.0\n{WHITE},,1.0\n")
+    text = run("info", path)
+    assert "mean 25.0 without none; zero 0 (0.00%), none (32002) 1 (33.33%)" in text
+    path.write_text(f"fen,score,result\n{WHITE},,1.0\n")
+    assert "mean unknown without none" in run("info", path)
 
 
 def test_names_of_columns_hold_for_every_chunk(tmp_path: Path) -> None:
