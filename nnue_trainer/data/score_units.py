@@ -273,12 +273,12 @@ def factor_of_common(one: Records, other: Records) -> float | None:
 
 
 def differences(files: Sequence[FileUnits], most: int = 5) -> list[str]:
-    """A line for each file whose scores are in another unit than those of the first file of the largest group; and one
-    if some of the files state a unit and others do not, so that the unit of the former was assumed."""
+    """A line for each file whose scores are in another unit than those of a file of the largest group; and one if some
+    of the files state a unit and others do not, so that the unit of the former was assumed."""
     groups: list[list[FileUnits]] = []
     for file in files:
         for group in groups:
-            if group[0].factor_to(file) is None:
+            if _other_unit(group, file) is None:
                 group.append(file)
                 break
         else:
@@ -286,11 +286,11 @@ def differences(files: Sequence[FileUnits], most: int = 5) -> list[str]:
     groups.sort(key=len, reverse=True)
     lines = []
     for group in groups[1:]:
-        one = groups[0][0]
         for file in group:
-            factor = one.factor_to(file)
-            if factor is None:
+            differs = next(filter(None, (_other_unit(other, file) for other in groups if other is not group)), None)
+            if differs is None:
                 continue
+            one, factor = differs
             found = f"{file.units}; there {one.units}" if file.units and one.units else "in positions that both have"
             lines.append(
                 f"{file.name} ({file.format}): scores are {factor:.2f} times as large as in {one.name} ({one.format}), "
@@ -298,15 +298,25 @@ def differences(files: Sequence[FileUnits], most: int = 5) -> list[str]:
             )
     if len(lines) > most:
         lines = [*lines[:most], f"{len(lines) - most} more files are in another unit"]
-    stated = [file for file in files if file.format in FORMATS_IN_PAWNS]
+    stated = [file for file in files if file.format in FORMATS_IN_PAWNS and file.pawn is None]
     stored = [file for file in files if file.format not in FORMATS_IN_PAWNS]
-    if stated and stored and stated[0].pawn is None and not lines:
+    if stated and stored and not lines:
         lines.append(
             f"{stated[0].name} ({stated[0].format}) states pawns, which were converted with {DEFAULT_PAWN:g} internal "
             f"units each; {stored[0].name} ({stored[0].format}) stores numbers without a unit: if these are not such "
             "internal units, set --pawn (100 for centipawns) or --score-scale"
         )
     return lines
+
+
+def _other_unit(group: Sequence[FileUnits], file: FileUnits) -> tuple[FileUnits, float] | None:
+    """The first file of a group that is known to be in another unit than `file`, and how many times larger the scores
+    of `file` are. A file of few positions has no unit of its own, so the others with positions are compared, too."""
+    known = next((each for each in group if each.units), None)
+    for one in group:
+        if (one is known or one.runs) and (factor := one.factor_to(file)) is not None:
+            return one, factor
+    return None
 
 
 def _remedy(file: FileUnits, one: FileUnits, factor: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -221,6 +222,49 @@ def test_files_in_different_units_are_named_with_the_factor(positions: Records) 
     (line,) = differences([internal, units_of("p", scaled(positions, 0.5), "pgn")])
     assert "read p with --pawn 41" in line
     assert differences([internal, units_of("c", positions[15_000:])]) == []
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations("isp")])
+def test_small_files_hide_no_other_unit(positions: Records, order: tuple[str, ...]) -> None:
+    """A small file has no unit of its own: it may be in the same one as any file without positions in common."""
+    centipawns = scaled(positions[20_000:], 1 / 2.08)
+    files = {"i": units_of("i", positions[:20_000]), "s": FileUnits("s", "text", None)}
+    (line,) = differences([{**files, "p": units_of("p", centipawns)}[name] for name in order])
+    assert "in another unit" not in line
+    assert {line[0], line.partition(" as large as in ")[2][0]} == {"i", "p"}
+    # Two small files with the same positions, one of them in pawns.
+    few = positions[25_000:25_200]
+    files["s"] = FileUnits("s", "pgn", None, runs=[few])
+    files["p"] = FileUnits("p", "text", None, runs=[scaled(few, 1 / 2.08)])
+    (line,) = differences([files[name] for name in order])
+    assert "read s with --pawn 100" in line
+
+
+def test_a_pawn_that_is_set_for_one_format_is_none_for_another() -> None:
+    files = [FileUnits("a", "pgn", None, 100.0), FileUnits("b", "epd", None), FileUnits("c", "bin", None)]
+    (line,) = differences(files)
+    assert line.startswith("b (epd) states pawns, which were converted with 208")
+    assert differences([files[0], files[2]]) == []
+
+
+def test_training_knows_the_pawn_that_its_recipe_sets(
+    positions: Records, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    listed, internal = tmp_path / "listed.epd", tmp_path / "internal.bin"
+    few = positions[:200]
+    fens = [row[0].rsplit(" ", 2)[0] for row in _data.describe(few)]
+    lines = [f'{fen} ce {score}; c9 "1-0";' for fen, score in zip(fens, fields.scores(few), strict=True)]
+    listed.write_text("\n".join(lines) + "\n")
+    convert([listed], internal, pawn=208)
+    set_to_100 = DATA_FORMATS.parse({"kind": "epd", "pawn": 100.0}, trusted=False)
+    data = DataConfig(train=[str(listed), str(internal)], formats=[set_to_100])
+    found: list[str] = []
+    with RecordLoader(data.train, 8, formats=data.formats) as batches:
+        assert [file.reading.pawn for file in batches.opened] == [100, None]
+        plausibility.check(data, batches, None, "", found.append)
+    (line,) = [line for line in found if "another unit" in line]
+    assert "--pawn 208 " in line
+    assert "the default" not in caplog.text
 
 
 def test_validate_and_the_joining_tools_compare_files(positions: Records, tmp_path: Path) -> None:
