@@ -23,7 +23,7 @@ class WeightsAndBiases(Callback):
     entity: str | None = None
     """user or team; null: the default one of the account"""
     name: str | None = None
-    """name of the run; null: the run folder's"""
+    """name of the run; null: WANDB_NAME, or else the run folder's"""
     mode: Literal["online", "offline", "disabled"] | None = None
     """null: WANDB_MODE, or else online; offline: keep the records in the run folder, to be sent by
     `wandb sync`"""
@@ -36,7 +36,7 @@ class WeightsAndBiases(Callback):
             session = wandb.init(
                 project=self.project or os.environ.get("WANDB_PROJECT") or "nnue",
                 entity=self.entity,
-                name=self.name or run.folder.path.resolve().name,
+                name=self.name or os.environ.get("WANDB_NAME") or run.folder.path.resolve().name,
                 id=self.memory.get("id"),
                 resume="allow",
                 dir=str(run.folder.path),

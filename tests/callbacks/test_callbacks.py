@@ -376,13 +376,16 @@ def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     calls.clear()
     sent = 20
     monkeypatch.setenv("WANDB_PROJECT", "mine")
+    monkeypatch.setenv("WANDB_NAME", "its name")
     monkeypatch.setenv("WANDB_MODE", "offline")
     training(tmp_path / "c", [{"kind": "wandb"}]).train()
     assert (calls[0]["project"], calls[0]["mode"]) == ("mine", None), "wandb itself reads WANDB_MODE"
+    assert calls[0]["name"] == "its name"
     assert min(record["step"] for record in calls[1:-1]) > 20
     calls.clear()
-    training(tmp_path / "d", [{"kind": "wandb", "project": "p", "mode": "disabled"}]).train()
-    assert (calls[0]["project"], calls[0]["mode"]) == ("p", "disabled")
+    in_recipe = {"project": "p", "mode": "disabled", "name": "n"}
+    training(tmp_path / "d", [{"kind": "wandb", **in_recipe}]).train()
+    assert {key: calls[0][key] for key in in_recipe} == in_recipe
 
 
 def test_public_names() -> None:
