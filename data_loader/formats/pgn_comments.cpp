@@ -121,10 +121,11 @@ bool looks_like_eval(std::string_view word) {
     word.remove_prefix(std::min(word.find_first_not_of("([{<|=@'"), word.size()));
     const std::size_t end = word.find_last_not_of("()]}>.,:!?'");
     word = word.substr(0, end == std::string_view::npos ? 0 : end + 1);
-    if (const std::size_t key = word.find('='); key != std::string_view::npos) {
-        return key + 1 < word.size() &&
-               is_any_of(word.substr(0, key), {"s", "v", "cp", "mate", "value", "wdl", "sc", "ev", "eval", "score"});
-    }
+    const std::size_t key = word.find_first_of("=:");
+    const bool is_named =
+        key != std::string_view::npos && key + 1 < word.size() &&
+        is_any_of(word.substr(0, key), {"s", "v", "cp", "mate", "value", "wdl", "sc", "ev", "eval", "score"});
+    if (is_named || (key != std::string_view::npos && word[key] == '=')) return is_named;
     if (is_time(word)) return false;
     const std::size_t mark = word.rfind(':');  // of "S:+0.35", or of "t:0:00:01.5"
     if (mark != std::string_view::npos) word.remove_prefix(mark + 1);
@@ -148,6 +149,14 @@ bool names_eval(std::string_view word, std::string_view next) {
     return is_any_of(word, {"score", "eval", "evaluation", "mate", "cp"}) && take_eval(next).has_value();
 }
 
+// The rest of `[%eval 0,17/20]` or `[%eval -0,35]`, in which the comma is a decimal comma: ChessBase writes a depth
+// after it, and no signed zero.
+bool has_decimal_comma(const PgnEval& eval, std::string_view rest) {
+    if (!rest.starts_with(',') || is_exact(eval)) return false;
+    rest = stripped(rest.substr(1));
+    return (eval.value == 0 && eval.has_sign) || (rest.size() > 1 && rest[0] == '0') || !is_number(rest);
+}
+
 // `[%eval …]`, with anything that may stand between the name and the number.
 PgnComment parse_command(std::string_view text) {
     PgnComment comment;
@@ -155,7 +164,8 @@ PgnComment parse_command(std::string_view text) {
     text = stripped(text);
     std::optional<PgnEval> eval = take_eval(text);
     text = stripped(text);
-    if (!eval || (!text.empty() && std::string_view(",/;d").find(text[0]) == std::string_view::npos)) {
+    if (!eval || has_decimal_comma(*eval, text) ||
+        (!text.empty() && std::string_view(",/;d").find(text[0]) == std::string_view::npos)) {
         comment.is_unclear = true;
         return comment;
     }
