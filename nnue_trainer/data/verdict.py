@@ -429,11 +429,11 @@ class _Judge:
         text = f"{own}, but {found}, so scores would have to be {factor:.3g} times as large; "
         if self.format in FORMATS_IN_PAWNS:
             remedy = f"read them with {factor:.3g} times their pawn (data.formats: [{{kind: {self.format}, pawn: "
-            remedy += f"{self.pawn * factor:.3g}}}] instead of {self.pawn:g})"
+            remedy += f"{self.pawn * factor:.4g}}}] instead of {self.pawn:g})"
         else:
             remedy = f"multiply them (`nnue data convert --score-scale {factor:.3g}`)"
         if loss.scale:
-            remedy = f"set loss.scale to {loss.scale / factor:.3g}, or {remedy}"
+            remedy = f"set loss.scale to {loss.scale / factor:.4g}, or {remedy}"
         self.say("doubt", "units", text + remedy)
 
     # ---- filters -----------------------------------------------------------------------------------------------------
