@@ -74,6 +74,13 @@ def _switches_of_torch() -> Iterator[None]:
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", fill)  # noqa: B010 (the type lacks it)
 
 
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """A test that runs `main` leaves signals ignored, which later ones and their children would inherit."""
+    with restored_signals():
+        yield
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _trainings_are_on_one_thread(request: pytest.FixtureRequest) -> None:
     if request.path.parent.name in ("callbacks", "config", "losses", "optim", "parallel", "schedules", "training"):
