@@ -111,6 +111,11 @@ class LossCurve:
     scale: float | None = None
 
 
+def _rounded(number: float) -> str:
+    """Three digits of a number, without an exponent below a million."""
+    return f"{float(f'{number:.3g}'):g}"
+
+
 def judge(
     sample: Sample,
     format: str = "",
@@ -429,11 +434,11 @@ class _Judge:
         text = f"{own}, but {found}, so scores would have to be {factor:.3g} times as large; "
         if self.format in FORMATS_IN_PAWNS:
             remedy = f"read them with {factor:.3g} times their pawn (data.formats: [{{kind: {self.format}, pawn: "
-            remedy += f"{self.pawn * factor:.4g}}}] instead of {self.pawn:g})"
+            remedy += f"{_rounded(self.pawn * factor)}}}] instead of {self.pawn:g})"
         else:
             remedy = f"multiply them (`nnue data convert --score-scale {factor:.3g}`)"
         if loss.scale:
-            remedy = f"set loss.scale to {loss.scale / factor:.4g}, or {remedy}"
+            remedy = f"set loss.scale to {_rounded(loss.scale / factor)}, or {remedy}"
         self.say("doubt", "units", text + remedy)
 
     # ---- filters -----------------------------------------------------------------------------------------------------

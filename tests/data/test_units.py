@@ -300,7 +300,7 @@ def test_the_loss_and_the_data_are_compared(positions: Records) -> None:
     assert judged(centipawns, loss=loss_curve({"kind": "sigmoid", "scale": 226.0})) == []
     assert judged(scaled(centipawns, 6.63), loss=wide) == []
     (text,) = judged(centipawns, loss=wide, format="pgn")
-    assert "data.formats: [{kind: pgn, pawn: 1.38e+03}] instead of 208" in text
+    assert "data.formats: [{kind: pgn, pawn: 1380}] instead of 208" in text
     (text,) = judged(centipawns, loss=wide, format="pgn", pawn=100.0)
     assert "data.formats: [{kind: pgn, pawn: 66" in text
     assert text.endswith("}] instead of 100)")
