@@ -32,7 +32,7 @@ from nnue_trainer.cli.notes import note
 from nnue_trainer.engines.uci import find_engine
 from nnue_trainer.errors import UserError, quoted
 from nnue_trainer.files import lease, presets
-from nnue_trainer.files.atomic import replacing
+from nnue_trainer.files.atomic import refused, replacing
 from nnue_trainer.registry import load_plugin
 from nnue_trainer.schema import section
 
@@ -331,7 +331,7 @@ def _alone(folder: Path) -> Iterator[tuple[int, Callable[[], None]]]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from None
+        raise refused(folder, error) from None
     try:
         without_locks = lease.lock(lock, folder / f"{_LOCK}.owner", lambda text: note(f"{folder}: {text}"))
     except BlockingIOError:

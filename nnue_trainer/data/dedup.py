@@ -25,7 +25,7 @@ from nnue_trainer.data.files import Chess960, PositionWriter, Progress, StrPath,
 from nnue_trainer.data.reading import ReadingOptions
 from nnue_trainer.data.transform import Report, check_outputs
 from nnue_trainer.errors import UserError
-from nnue_trainer.files.atomic import check_all_new
+from nnue_trainer.files.atomic import check_all_new, refused
 
 Keys = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
@@ -111,7 +111,7 @@ class KeyTable:
             for part, file in enumerate(self._files):
                 file.write(rows[ends[part] : ends[part + 1]].tobytes())
         except OSError as error:
-            raise UserError(f"{self._folder}: cannot be written: {error.strerror}") from None
+            raise refused(self._folder, error) from None
         self._keys, self._held = [], 0
 
     def repeated(self) -> Bools:
@@ -137,7 +137,7 @@ class KeyTable:
                 found[np.sort(rows[_later(rows[:, 0]), 1])] = True
                 file.close()
         except OSError as error:
-            raise UserError(f"{self._folder}: cannot be written: {error.strerror}") from None
+            raise refused(self._folder, error) from None
         return found
 
     def close(self) -> None:

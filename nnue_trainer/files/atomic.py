@@ -68,7 +68,7 @@ class OutputFile:
                 os.close(self._folder)
                 raise
         except OSError as error:
-            raise _refused(self.path, error) from None
+            raise refused(self.path, error) from None
         self.file = os.fdopen(self.fd, "wb")
         self._process = os.getpid()
         self._open = True
@@ -94,7 +94,7 @@ class OutputFile:
             os.rename(self._name, self.path.name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
             _sync_folder(self._folder)  # the new name, too, survives a power cut
         except OSError as error:
-            raise _refused(self.path, error) from None
+            raise refused(self.path, error) from None
         finally:
             self.discard()
 
@@ -105,7 +105,7 @@ class OutputFile:
             self.file.flush()
             os.fsync(self.fd)
         except OSError as error:
-            raise _refused(self.path, error) from None
+            raise refused(self.path, error) from None
 
     def discard(self) -> None:
         """Removes what was written, unless it was committed."""
@@ -131,7 +131,7 @@ class OutputFile:
             return
         self.discard()
         if isinstance(error, OSError) and error.filename is None:  # our own write failed, not one to another file
-            raise _refused(self.path, error) from None
+            raise refused(self.path, error) from None
 
     def __del__(self) -> None:
         if getattr(self, "_open", False):
@@ -172,7 +172,7 @@ def link(existing: StrPath, path: StrPath, check: Callable[[], None] = lambda: N
         finally:
             os.close(folder)
     except OSError as error:
-        raise _refused(path, error) from None
+        raise refused(path, error) from None
     if not linked:
         with Path(existing).open("rb") as source, replacing(path, check) as output:
             shutil.copyfileobj(source, output.file, 1 << 20)
@@ -245,7 +245,8 @@ def free_space(folder: StrPath) -> int:
     return shutil.disk_usage(folder).free
 
 
-def _refused(path: Path, error: OSError) -> UserError:
+def refused(path: StrPath, error: OSError) -> UserError:
+    """The error for a file or folder that cannot be written: DiskFull where that is the reason."""
     kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else UserError
     return kind(f"{path}: cannot be written: {error.strerror or error}")
 

@@ -22,7 +22,7 @@ from nnue_trainer.base.progress import duration
 from nnue_trainer.base.status import InUse
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import lease
-from nnue_trainer.files.atomic import DiskFull, OutputFile, free_space, link, remove_dead, replacing
+from nnue_trainer.files.atomic import OutputFile, free_space, link, refused, remove_dead, replacing
 from nnue_trainer.training.terminal import say
 
 LOCK = ".lock"
@@ -299,7 +299,7 @@ class RunFolder:
                 until = now + (patience := limits.seconds("NNUE_FULL_DISK_SECONDS"))
                 say(f"{self.path}: the disk is full; the run waits up to {duration(patience)} for room")
             if now >= until:
-                raise DiskFull(f"{self.path}: cannot be written: {os.strerror(errno.ENOSPC)}")
+                raise refused(self.path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
             time.sleep(min(_SECONDS_BETWEEN_LOOKS, until - now))
 
     def _has_room(self) -> bool:
@@ -316,7 +316,7 @@ class RunFolder:
             except FileNotFoundError:  # another process has just removed the folder, because it was empty
                 continue
             except OSError as error:
-                raise UserError(f"{self.path}: cannot be written: {error.strerror or error}") from None
+                raise refused(self.path, error) from None
             try:
                 self._lock_file(lock)
                 # A process deletes its lock file when it releases the lock. If this one had opened that file before, it
@@ -335,7 +335,7 @@ class RunFolder:
                     self._lease.release()
                     self._lease = None
                 if isinstance(error, OSError):  # such as a full quota
-                    raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
+                    raise refused(path, error) from None
                 raise
 
     def _lock_file(self, file: int) -> None:
