@@ -66,6 +66,11 @@ struct Row {
             }
             total = folded<kLanes / 2>(lanes);
         }
+        for (; i + 4 <= count; i += 4) {
+            double four[4];
+            for (int k = 0; k < 4; ++k) four[k] = f((*this)[i + k]);
+            total += folded<2>(four);
+        }
         for (; i < count; ++i) total += f((*this)[i]);
         return total;
     }
@@ -167,8 +172,11 @@ class RowFunction:
                 raise RuntimeError(f"row function: {name}: found a tensor that requires grad; pass {name}.detach()")
         if rows[0].device.type not in ("cpu", "cuda"):
             raise ValueError(f"row function: found a tensor on {rows[0].device}, expected one on cpu or cuda")
+        leading = {row.shape[:-1] for row in rows}
+        if len(leading) == 1:
+            return leading.pop()
         try:
-            return cast(torch.Size, torch.broadcast_shapes(*(r.shape[:-1] for r in rows)))  # type: ignore[no-untyped-call]
+            return cast(torch.Size, torch.broadcast_shapes(*leading))  # type: ignore[no-untyped-call]
         except RuntimeError:
             shapes = ", ".join(str(list(row.shape)) for row in rows)
             raise ValueError(
@@ -179,14 +187,12 @@ class RowFunction:
         entry = "apply_float" if like.dtype == torch.float32 else "apply_double"
         if like.device.type == "cuda":
             call = getattr(self._on_cuda, entry)
-            call.argtypes, call.restype = [ctypes.POINTER(_Job), ctypes.c_void_p], ctypes.c_char_p
             with torch.cuda.device(like.device):
                 error = call(job, torch.cuda.current_stream().cuda_stream)
             if error is not None:
                 raise RuntimeError(f"row function: {self.name}: CUDA: {error.decode()}")
             return
         call = getattr(self._on_cpu, entry)
-        call.argtypes, call.restype = [ctypes.POINTER(_Job), ctypes.c_int64, ctypes.c_int64], ctypes.c_char_p
 
         def part(begin: int, end: int) -> None:
             error = call(job, begin, end)
@@ -205,7 +211,7 @@ class RowFunction:
     def _on_cpu(self) -> Any:
         flags = [*window_function._CPU_FLAGS, "-fno-math-errno", "-fno-trapping-math", *_vector_flags()]
         compiler, source = compile_once.find_compiler(_WHAT), self._source + window_function._CPU
-        return window_function._load(self.name, source, ".cpp", compiler, flags, "the CPU")
+        return window_function._load(self.name, source, ".cpp", compiler, flags, "the CPU", _Job)
 
     @property
     def _cuda_source(self) -> str:
@@ -213,7 +219,7 @@ class RowFunction:
 
     @functools.cached_property
     def _on_cuda(self) -> Any:
-        return window_function._load_for_cuda(self.name, self._cuda_source, _WHAT)
+        return window_function._load_for_cuda(self.name, self._cuda_source, _WHAT, _Job)
 
 
 def _vector_flags() -> list[str]:
@@ -227,9 +233,10 @@ def _vector_flags() -> list[str]:
 def _rows_of(row: Tensor, shape: torch.Size) -> tuple[Tensor, int]:
     """A tensor whose rows lie at equal distances, and that distance: 0 for one row that all share."""
     size = row.shape[-1]
-    if row.numel() == size:
-        return row.contiguous().resolve_neg(), 0
-    return row.expand(*shape, size).contiguous().resolve_neg(), size
+    shared = row.numel() == size
+    if not shared and row.shape[:-1] != shape:
+        row = row.expand(*shape, size)
+    return row.contiguous().resolve_neg(), 0 if shared else size
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:

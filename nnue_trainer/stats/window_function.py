@@ -272,7 +272,7 @@ class WindowFunction:
 
     @functools.cached_property
     def _on_cuda(self) -> Any:
-        return _load_for_cuda(self.name, self._cuda_source, _WHAT)
+        return _load_for_cuda(self.name, self._cuda_source, _WHAT, _Job)
 
     def _segment(self, length: int, _: int | None) -> int:
         return 1
@@ -311,7 +311,7 @@ class WindowState:
 
     @functools.cached_property
     def _on_cuda(self) -> Any:
-        return _load_for_cuda(self.name, self._cuda_source, _WHAT)
+        return _load_for_cuda(self.name, self._cuda_source, _WHAT, _Job)
 
     def _segment(self, length: int, on_cuda: int | None) -> int:
         """The outputs that follow one state. `on_cuda`: all outputs, shared by many threads; None for the CPU."""
@@ -321,20 +321,27 @@ class WindowState:
 
 
 def _load_for_cpu(name: str, source: str) -> Any:
-    return _load(name, source + _CPU, ".cpp", compile_once.find_compiler(_WHAT), _CPU_FLAGS, "the CPU")
+    return _load(name, source + _CPU, ".cpp", compile_once.find_compiler(_WHAT), _CPU_FLAGS, "the CPU", _Job)
 
 
-def _load_for_cuda(name: str, source: str, what: str) -> Any:
+def _load_for_cuda(name: str, source: str, what: str, job: type[ctypes.Structure]) -> Any:
     """For all GPUs of this machine."""
     devices = range(torch.cuda.device_count())
     found = sorted({"{}{}".format(*torch.cuda.get_device_capability(device)) for device in devices})
     flags = [*_CUDA_FLAGS, *(f"-gencode=arch=compute_{a},code=sm_{a}" for a in found)]
-    return _load(name, source, ".cu", compile_once.find_nvcc(what), flags, "CUDA")
+    return _load(name, source, ".cu", compile_once.find_nvcc(what), flags, "CUDA", job)
 
 
-def _load(name: str, source: str, suffix: str, compiler: list[str], flags: list[str], target: str) -> Any:
-    library = compile_once.library_of(name, "window-functions", source, suffix, compiler, flags, target=target)
-    return ctypes.CDLL(str(library))
+def _load(
+    name: str, source: str, suffix: str, compiler: list[str], flags: list[str], target: str, job: type[ctypes.Structure]
+) -> Any:
+    """The library. Its functions return an error or None; they take the job and a range of its parts, or a stream."""
+    path = compile_once.library_of(name, "window-functions", source, suffix, compiler, flags, target=target)
+    library = ctypes.CDLL(str(path))
+    rest = (ctypes.c_void_p,) if suffix == ".cu" else (ctypes.c_int64, ctypes.c_int64)
+    for call in (library.apply_float, library.apply_double):
+        call.argtypes, call.restype = [ctypes.POINTER(job), *rest], ctypes.c_char_p
+    return library
 
 
 def apply(
@@ -372,7 +379,6 @@ def apply(
     entry = "apply_float" if x.dtype == torch.float32 else "apply_double"
     if x.device.type == "cpu":
         call = getattr(function._on_cpu, entry)
-        call.argtypes, call.restype = [ctypes.POINTER(_Job), ctypes.c_int64, ctypes.c_int64], ctypes.c_char_p
 
         def part(begin: int, end: int) -> None:
             error = call(job, begin, end)
@@ -389,7 +395,6 @@ def apply(
         )
         job.space = space.data_ptr()
         call = getattr(library, entry)
-        call.argtypes, call.restype = [ctypes.POINTER(_Job), ctypes.c_void_p], ctypes.c_char_p
         with torch.cuda.device(x.device):
             error = call(job, torch.cuda.current_stream().cuda_stream)
         if error is not None:
@@ -401,11 +406,11 @@ def apply(
 
 def _in_threads(body: Callable[[int, int], None], count: int, cost: int) -> None:
     """Calls body(begin, end) for parts of 0 … count, in as many threads as torch has: ctypes lets others run."""
-    from concurrent.futures import ThreadPoolExecutor
-
     threads = min(torch.get_num_threads(), max(count * cost >> 16, 1))
     if threads == 1:
         return body(0, count)
+    from concurrent.futures import ThreadPoolExecutor
+
     step = -(-count // (4 * threads))
     with ThreadPoolExecutor(threads) as pool:
         for done in [pool.submit(body, i, min(i + step, count)) for i in range(0, count, step)]:

@@ -35,12 +35,37 @@ template <class T>
     }
 }
 
-// Sums of a row's norms, made side by side.
-constexpr int kSums = 16;
-struct SumsSideBySide {
-    double sums[kSums], largest[kSums];
-    double squares;  // of all
+constexpr int kSums = 16;  // side by side, of long rows
+
+// The sums from which the norms of a row are made.
+struct Sums {
+    double sum = 0, squares = 0, largest = 0;
+
+    template <bool kAll>
+    [[gnu::always_inline]] void add(double x) {
+        squares += x * x;
+        if constexpr (kAll) {
+            x = std::fabs(x);
+            sum += x;
+            largest = x < largest ? largest : x;
+        }
+    }
 };
+
+// The root of the sum of squares. Only rows of float64 whose squares leave the range of double are read once more.
+template <class T>
+[[gnu::always_inline]] inline double root_of(const T* from, int64_t count, double sum) {
+    const bool right = sum > 0x1p-960 && sum <= std::numeric_limits<double>::max();
+    if (!std::is_same_v<T, double> || right) return std::sqrt(sum);
+    Squares squares{};
+    for (int64_t i = 0; i < count; ++i) squares.add(std::fabs(static_cast<double>(from[i])));
+    return squares.root();
+}
+
+template <class T>
+[[gnu::always_inline]] inline T narrowed(double value) {
+    return static_cast<T>(static_cast<sum_t<T>>(value));
+}
 
 }  // namespace nnue::matrix
 
@@ -93,64 +118,6 @@ Tensor transpose_op(const Tensor& x_in) {
     return out;
 }
 
-struct Norms {
-    double sum, root, largest;
-};
-
-// The running sums from which the norms of a row are made.
-struct Sums {
-    double sum = 0, squares = 0, largest = 0;
-
-    static double larger(double a, double b) { return a > b || a != a ? a : b; }
-
-    void add(double x) {
-        x = std::fabs(x);
-        sum += x;
-        squares += x * x;
-        largest = larger(x, largest);
-    }
-    void add(const Sums& b) {
-        sum += b.sum;
-        squares += b.squares;
-        largest = larger(b.largest, largest);
-    }
-};
-
-// The root of the sum of squares. Only rows of float64 whose squares leave the range of double are read once more.
-template <class T>
-double root_of(const T* from, int64_t count, const Sums& all) {
-    const bool right = all.squares > 0x1p-960 && all.squares <= std::numeric_limits<double>::max();
-    if (!std::is_same_v<T, double> || right) return std::sqrt(all.squares);
-    Squares squares{};
-    for (int64_t i = 0; i < count; ++i) squares.add(std::fabs(static_cast<double>(from[i])));
-    return squares.root();
-}
-
-// kAll: with the sum and the largest; the root alone takes a third of the time.
-template <bool kAll, class T>
-Norms norms_of(const T* from, int64_t count) {
-    Sums all;
-    int64_t i = 0;
-    if (count >= kSums) {
-        SumsSideBySide sums;
-        i = NNUE_CALL_BEST_ISA(template add_rows_of_sums<kAll>, from, count, sums);
-        if constexpr (kAll) {
-            for (int s = 0; s < kSums; ++s) all.add(Sums{sums.sums[s], 0, sums.largest[s]});
-        }
-        all.squares = sums.squares;
-    }
-    for (; i < count; ++i) {
-        const double value = static_cast<double>(from[i]);
-        if constexpr (kAll) {
-            all.add(value);
-        } else {
-            all.squares += value * value;
-        }
-    }
-    if (all.sum != all.sum) all.largest = all.sum;  // a NaN that a comparison has lost
-    return {all.sum, root_of(from, count, all), all.largest};
-}
-
 void row_norms_op(const Tensor& x_in, const std::optional<Tensor>& sums, const std::optional<Tensor>& roots,
                   const std::optional<Tensor>& largest) {
     const int64_t rows = check_norms(x_in, sums, roots, largest, Device::cpu);
@@ -161,20 +128,15 @@ void row_norms_op(const Tensor& x_in, const std::optional<Tensor>& sums, const s
         const auto at = [](const std::optional<Tensor>& to) { return to ? mutable_data<T>(*to) : nullptr; };
         const T* const from = const_data<T>(x);
         T *const to_sums = at(sums), *const to_roots = at(roots), *const to_largest = at(largest);
-        const auto narrow = [](double value) { return static_cast<T>(static_cast<sum_t<T>>(value)); };
         torch::stable::parallel_for(0, rows, divide_up(1 << 14, n + 1), [&](int64_t begin, int64_t end) {
-            if (to_sums == nullptr && to_largest == nullptr) {
-                if (to_roots == nullptr) return;
-                for (int64_t row = begin; row < end; ++row) {
-                    to_roots[row] = narrow(norms_of<false>(from + row * n, n).root);
-                }
-                return;
-            }
-            for (int64_t row = begin; row < end; ++row) {
-                const Norms found = norms_of<true>(from + row * n, n);
-                if (to_sums != nullptr) to_sums[row] = narrow(found.sum);
-                if (to_roots != nullptr) to_roots[row] = narrow(found.root);
-                if (to_largest != nullptr) to_largest[row] = narrow(found.largest);
+            const T* const first = from + begin * n;
+            const auto place = [&](T* to) { return to == nullptr ? to : to + begin; };
+            if (to_sums == nullptr && to_largest == nullptr) {  // a third of the time of all three
+                NNUE_CALL_BEST_ISA(template norms_of_rows<false>, first, end - begin, n, place(to_sums),
+                                   place(to_roots), place(to_largest));
+            } else {
+                NNUE_CALL_BEST_ISA(template norms_of_rows<true>, first, end - begin, n, place(to_sums), place(to_roots),
+                                   place(to_largest));
             }
         });
     });

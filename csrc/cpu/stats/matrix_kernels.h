@@ -160,60 +160,98 @@ template <class V, int... i>
 template <class T, class Doubles>
 [[gnu::always_inline]] inline Doubles load_doubles(const T* from) {
 #if defined(__x86_64__) && NNUE_VECTOR_BYTES == 64
-    if constexpr (sizeof(T) == 4) return (Doubles)_mm512_cvtps_pd(_mm256_loadu_ps(from));
+    if constexpr (std::is_same_v<T, float>) return (Doubles)_mm512_cvtps_pd(_mm256_loadu_ps(from));
 #elif defined(__x86_64__) && NNUE_VECTOR_BYTES == 32
-    if constexpr (sizeof(T) == 4) return (Doubles)_mm256_cvtps_pd(_mm_loadu_ps(from));
+    if constexpr (std::is_same_v<T, float>) return (Doubles)_mm256_cvtps_pd(_mm_loadu_ps(from));
 #endif
-    using Loaded = typename VectorOf<T, sizeof(Doubles) / sizeof(double) * sizeof(T)>::InMemory;
-    return __builtin_convertvector(*reinterpret_cast<const Loaded*>(from), Doubles);
+    if constexpr (std::is_floating_point_v<T>) {
+        using Loaded = typename VectorOf<T, sizeof(Doubles) / sizeof(double) * sizeof(T)>::InMemory;
+        return __builtin_convertvector(*reinterpret_cast<const Loaded*>(from), Doubles);
+    } else {
+        double elements[sizeof(Doubles) / sizeof(double)];
+        for (double& element : elements) element = static_cast<double>(*from++);
+        Doubles all;
+        __builtin_memcpy(&all, elements, sizeof all);
+        return all;
+    }
 }
 
-// As add_rows_of_sums, only the sum of squares.
-template <class T>
-int64_t add_squares(const T* from, int64_t count, double& sum) {
-    constexpr int kLanes = NNUE_VECTOR_BYTES / sizeof(double);
+// A sum, the sum of squares or the largest of the elements of a row, in kSums lanes. Lanes have a fixed order.
+struct SumsSideBySide {
+    static constexpr int kLanes = NNUE_VECTOR_BYTES / sizeof(double), kVectors = matrix::kSums / kLanes;
     using Doubles = typename VectorOf<double, NNUE_VECTOR_BYTES>::type;
-    Doubles sums[matrix::kSums / kLanes] = {};
+    using Integers = typename VectorOf<int64_t, NNUE_VECTOR_BYTES>::type;
+
+    Doubles at[kVectors] = {};
+
+    [[gnu::always_inline]] double sum() {
+#pragma GCC unroll 3
+        for (int half = kVectors / 2; half > 0; half /= 2) {
+#pragma GCC unroll 4
+            for (int v = 0; v < half; ++v) at[v] += at[v + half];
+        }
+        return sum_of_lanes(at[0], std::make_integer_sequence<int, kLanes / 2>());
+    }
+};
+
+// The sums of a row of kSums elements or more. Element i goes to lane i mod kSums; the last elements, which do not fill
+// all lanes, go to the last lanes. kAll: all sums, not only the squares.
+template <bool kAll, class T>
+[[gnu::always_inline]] inline matrix::Sums sums_of_row(const T* from, int64_t count) {
+    using S = SumsSideBySide;
+    S sums, squares, largest;
+    const auto add = [&](S::Doubles x, int v) __attribute__((always_inline)) {
+        squares.at[v] += x * x;
+        if constexpr (kAll) {
+            x = (S::Doubles)((S::Integers)x & INT64_MAX);  // the magnitudes
+            sums.at[v] += x;
+            largest.at[v] = x < largest.at[v] ? largest.at[v] : x;
+        }
+    };
     int64_t i = 0;
     for (; i + matrix::kSums <= count; i += matrix::kSums) {
 #pragma GCC unroll 8
-        for (int s = 0; s < matrix::kSums / kLanes; ++s) {
-            const Doubles x = load_doubles<T, Doubles>(from + i + s * kLanes);
-            sums[s] += x * x;
+        for (int v = 0; v < S::kVectors; ++v) add(load_doubles<T, S::Doubles>(from + i + v * S::kLanes), v);
+    }
+    if (i < count) {
+        // The last kSums elements, without those that are added already.
+        const int64_t last = count - matrix::kSums;
+        S::Integers place;
+#pragma GCC unroll 8
+        for (int lane = 0; lane < S::kLanes; ++lane) place[lane] = last + lane;
+#pragma GCC unroll 8
+        for (int v = 0; v < S::kVectors; ++v, place += S::kLanes) {
+            const auto x = load_doubles<T, S::Doubles>(from + last + v * S::kLanes);
+            add((S::Doubles)((S::Integers)x & (S::Integers)(place >= i)), v);
         }
     }
-#pragma GCC unroll 3
-    for (int half = matrix::kSums / kLanes / 2; half > 0; half /= 2) {
-#pragma GCC unroll 4
-        for (int s = 0; s < half; ++s) sums[s] += sums[s + half];
+    matrix::Sums all{0, squares.sum(), 0};
+    if constexpr (kAll) {
+#pragma GCC unroll 16
+        for (int lane = 0; lane < matrix::kSums; ++lane) {
+            all.largest = std::max(all.largest, largest.at[lane / S::kLanes][lane % S::kLanes]);
+        }
+        all.sum = sums.sum();
     }
-    sum = sum_of_lanes(sums[0], std::make_integer_sequence<int, kLanes / 2>());
-    return i;
+    return all;
 }
 
-// Adds the elements of a row to kSums sums, element i to sum i mod kSums, as far as they fill all sums. Returns the
-// number of these elements. kAll: all sums, not only those of squares, which are added up. Each sum has a fixed order.
+// The norms of rows that follow each other, those that have a place; without kAll only the roots.
 template <bool kAll, class T>
-int64_t add_rows_of_sums(const T* from, int64_t count, matrix::SumsSideBySide& to) {
-    if constexpr (!kAll && std::is_floating_point_v<T>) return add_squares(from, count, to.squares);
-    double sums[matrix::kSums] = {}, squares[matrix::kSums] = {}, largest[matrix::kSums] = {};
-    int64_t i = 0;
-    for (; i + matrix::kSums <= count; i += matrix::kSums) {
-        for (int s = 0; s < matrix::kSums; ++s) {
-            const double x = __builtin_fabs(static_cast<double>(from[i + s]));
-            squares[s] += x * x;
-            if constexpr (kAll) {
-                sums[s] += x;
-                largest[s] = x < largest[s] ? largest[s] : x;
-            }
+void norms_of_rows(const T* from, int64_t rows, int64_t count, T* to_sums, T* to_roots, T* to_largest) {
+    for (int64_t row = 0; row < rows; ++row, from += count) {
+        matrix::Sums all;
+        if (count < matrix::kSums) {
+            for (int64_t i = 0; i < count; ++i) all.add<kAll>(static_cast<double>(from[i]));
+        } else {
+            all = sums_of_row<kAll>(from, count);
+        }
+        if (to_roots != nullptr) to_roots[row] = matrix::narrowed<T>(matrix::root_of(from, count, all.squares));
+        if constexpr (kAll) {
+            if (to_sums != nullptr) to_sums[row] = matrix::narrowed<T>(all.sum);
+            // Comparisons lose a NaN, sums do not.
+            if (to_largest != nullptr)
+                to_largest[row] = matrix::narrowed<T>(all.sum != all.sum ? all.sum : all.largest);
         }
     }
-    for (int half = matrix::kSums / 2; half > 0; half /= 2) {
-        for (int s = 0; s < half; ++s) squares[s] += squares[s + half];
-    }
-    to.squares = squares[0];
-    if constexpr (kAll) {
-        for (int s = 0; s < matrix::kSums; ++s) to.sums[s] = sums[s], to.largest[s] = largest[s];
-    }
-    return i;
 }
