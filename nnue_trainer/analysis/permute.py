@@ -19,6 +19,7 @@ from torch import Tensor
 from nnue_trainer import _data
 from nnue_trainer.analysis import neuron_order
 from nnue_trainer.base.arrays import Records
+from nnue_trainer.base.system import usable_cpus
 from nnue_trainer.errors import UserError
 from nnue_trainer.export.evaluate import compiled_forward, evaluate
 from nnue_trainer.export.net import QuantizedNet
@@ -180,7 +181,7 @@ def activity_bits(
     evaluator = _data.Evaluator(compiled_forward(forward, net.integer_feature_set, quantized.tensors))
     parts = []
     for begin in range(0, len(records), _POSITIONS):
-        active = evaluator.first_active(records[begin : begin + _POSITIONS], threads)
+        active = evaluator.first_active(records[begin : begin + _POSITIONS], threads or usable_cpus())
         parts.append(graph.pack_bits(torch.from_numpy(active.reshape(2 * len(active), -1))))
     return torch.cat(parts, 1), 2 * len(records)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import math
 import os
 import resource
@@ -149,10 +150,22 @@ def end_of_child(pid: int) -> tuple[int, bool] | None:
 
 def usable_cpus() -> int:
     """The CPUs that the process may use: those that it may run on, and no more than the quota of its container."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([cpus, *map(math.ceil, _cpu_quotas())]))
+    return max(1, min([_own_cpus(), *map(math.ceil, _cpu_quotas())]))
 
 
+def limit_threads() -> None:
+    """Makes torch, which is not loaded yet, and the programs that this process starts use `usable_cpus()` threads where
+    a quota allows fewer CPUs than the process may run on, since OpenMP does not see a quota. The user's OMP_NUM_THREADS
+    comes first."""
+    if (cpus := usable_cpus()) < _own_cpus():
+        os.environ.setdefault("OMP_NUM_THREADS", str(cpus))
+
+
+def _own_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@functools.cache  # it is read for each small batch
 def _cpu_quotas(root: Path = Path("/")) -> list[float]:
     """The CPUs that each control group of this process may use at most, as version 2 (`cpu.max`) or 1 has it, from the
     innermost group outwards, without groups that have no quota. `root` is for tests."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ import typer
 
 from nnue_trainer.base.progress import counted, progress_bar, size
 from nnue_trainer.base.status import CONTRADICTORY
+from nnue_trainer.base.system import usable_cpus
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.data_tools import (
     Extra,
@@ -334,7 +334,7 @@ def generate(
             out,
             options,
             to=to,
-            concurrency=concurrency or os.cpu_count() or 1,
+            concurrency=concurrency or usable_cpus(),
             overwrite=overwrite,
             timeout=timeout,
             progress=shows,

@@ -20,7 +20,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from nnue_trainer.base import distribution, foreign
+from nnue_trainer.base import distribution, foreign, system
 from nnue_trainer.base import status as exit_status
 from nnue_trainer.base._unbuilt import is_old
 from nnue_trainer.base.progress import Unfailing
@@ -116,6 +116,7 @@ def main() -> None:
     # Python ends with several searches for unreachable objects, which take half a second where torch is loaded. The
     # system takes all memory back anyway, so nothing is left to be searched.
     atexit.register(gc.freeze)
+    system.limit_threads()
     _prepare_streams()
     status = _run()
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nnue_trainer.base.progress import progress_bar
+from nnue_trainer.base.system import usable_cpus
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.data_tools import Inputs, Output, Scores, SkipBad, To, print_report, with_scores
 from nnue_trainer.cli.engine_options import (
@@ -101,7 +101,7 @@ def rescore(
             output,
             scoring,
             to=to,
-            concurrency=concurrency or os.cpu_count() or 1,
+            concurrency=concurrency or usable_cpus(),
             timeout=timeout,
             skip_bad=skip_bad,
             overwrite=overwrite,

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from nnue_trainer import _data
+from nnue_trainer.base.system import usable_cpus
 from nnue_trainer.data.batch import Batch, memory_of
 from nnue_trainer.data.feature_sets import base
 
@@ -186,5 +187,5 @@ def expand(records: npt.NDArray[np.uint8], features: str | FeatureSet, threads: 
     """Expands records uint8 [B, 32] into a new Batch on the CPU. `threads` 0: one per CPU. UserError: a bad record."""
     chosen = feature_set(features)
     batch = Batch.allocate(records.shape[0] if records.ndim else 0, chosen.max_active)
-    _data.expand_into(records, chosen.name, memory_of(batch), threads)
+    _data.expand_into(records, chosen.name, memory_of(batch), threads or usable_cpus())
     return batch

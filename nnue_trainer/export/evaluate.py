@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnue_trainer import _data
+from nnue_trainer.base.system import usable_cpus
 from nnue_trainer.data import expand, records_from_fens
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.piece_weights import weights_of_features
@@ -45,7 +46,7 @@ class Evaluator:
     """
 
     def __init__(self, quantized: QuantizedNet, *, threads: int = 0, isa: str | None = None) -> None:
-        self.quantized, self._threads, self._isa = quantized, threads, isa or ""
+        self.quantized, self._threads, self._isa = quantized, threads or usable_cpus(), isa or ""
         self._compiled = _compiled(quantized)
 
     def evaluate(self, positions: Positions, *, every_stack: bool = True) -> Evaluation:

@@ -1,5 +1,6 @@
 """nnue_trainer.base.system, here and as other systems see it."""
 
+import importlib
 import os
 import re
 import resource
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from nnue_trainer import _data
 from nnue_trainer.base import system
+from nnue_trainer.data import features, records_from_fens
 
 
 def test_a_process_began_before_now() -> None:
@@ -182,3 +185,44 @@ def test_usable_cpus_are_no_more_than_the_quota(monkeypatch: pytest.MonkeyPatch)
     for quotas, cpus in (([], 64), ([3.2, 8.0], 4), ([0.2], 1), ([100.0], 64)):
         monkeypatch.setattr(system, "_cpu_quotas", lambda quotas=quotas: quotas)
         assert system.usable_cpus() == cpus
+        with monkeypatch.context() as environment:
+            environment.delenv("OMP_NUM_THREADS", raising=False)
+            system.limit_threads()
+            assert os.environ.pop("OMP_NUM_THREADS", None) == (str(cpus) if cpus < 64 else None)
+            environment.setenv("OMP_NUM_THREADS", "9")
+            system.limit_threads()
+            assert os.environ["OMP_NUM_THREADS"] == "9", "the user's own value"
+
+
+def test_no_other_code_counts_the_cpus_of_the_machine(project_root: Path) -> None:
+    counts = re.compile(r"\bcpu_count\b|\bsched_getaffinity\b")
+    found = {
+        path.name
+        for path in (project_root / "nnue_trainer").rglob("*.py")
+        if counts.search(path.read_text(encoding="utf-8"))
+    }
+    assert found == {"system.py", "machine.py"}, "use usable_cpus()"
+
+
+def test_compiled_code_gets_the_usable_cpus_where_no_threads_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`threads` 0 of the compiled module is one per CPU of the machine."""
+    used = []
+
+    class Compiled:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def evaluate_records(self, records: object, *how: object) -> list[None]:
+            used.append(how[1])
+            return [None] * 4
+
+    evaluate = importlib.import_module("nnue_trainer.export.evaluate")  # the package has a function of this name
+    for module in (features, evaluate):
+        monkeypatch.setattr(module, "usable_cpus", lambda: 3)
+    monkeypatch.setattr(evaluate, "_compiled", Compiled)
+    monkeypatch.setattr(_data, "expand_into", lambda *given: used.append(given[-1]))
+    records = records_from_fens(["4k3/8/8/8/8/8/4P3/4K3 w - - 0 1"])
+    for threads in (0, 5):
+        features.expand(records, "HalfKP", threads)
+        evaluate.Evaluator(None, threads=threads).evaluate(records)
+    assert used == [3, 3, 5, 5]
