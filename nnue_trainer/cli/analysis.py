@@ -16,7 +16,7 @@ from nnue_trainer.cli import plugins
 from nnue_trainer.cli.data_tools import Scores, with_scores
 from nnue_trainer.cli.net import Arch, NetOrRun
 from nnue_trainer.cli.notes import note
-from nnue_trainer.cli.outputs import AsJson, Overwrite
+from nnue_trainer.cli.outputs import AsJson, Overwrite, check_no_input
 from nnue_trainer.cli.pictures import Html, Png, check_one_for_pictures, check_pictures, present
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, shown
@@ -48,6 +48,7 @@ def report(
     from nnue_trainer.analysis.report import write
 
     plugins.load(plugin)
+    check_no_input([out], (file for run in runs for file in (run, *run.rglob("*")) if file.suffix != ".html"))
     path = write(runs, out, overwrite, apart=True)
     print(f"{shown(path)}: {path.stat().st_size:,} bytes")
 
@@ -107,7 +108,7 @@ def inspect(
     from nnue_trainer.analysis.agreement import Positions, spread
 
     plugins.load(plugin)
-    check_pictures(html, png, overwrite)
+    check_pictures(html, png, overwrite, [net, data, against])
     chosen = None
     if data is not None:
         records = spread(data, positions)
@@ -144,7 +145,7 @@ def profile(
     from nnue_trainer.analysis import data_profile
     from nnue_trainer.data.many_files import cpus_per_file, in_order
 
-    check_pictures(html, png, overwrite)
+    check_pictures(html, png, overwrite, files)
     check_one_for_pictures(files, html, png)
     threads = cpus_per_file(len(files))
     contradictory = False

@@ -29,7 +29,7 @@ from nnue_trainer.cli.data_tools import (
 from nnue_trainer.cli.engine_options import Engines, HashMb, Timeout, UciOption, uci_options, units_per_centipawn
 from nnue_trainer.cli.group import Group
 from nnue_trainer.cli.notes import note
-from nnue_trainer.cli.outputs import AsJson, Overwrite
+from nnue_trainer.cli.outputs import AsJson, Overwrite, check_no_input
 from nnue_trainer.cli.pictures import Html, Png, check_one_for_pictures, check_pictures, present
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, shown
@@ -63,7 +63,7 @@ def info(
     from nnue_trainer.data.many_files import cpus_per_file, in_order
 
     plugins.load(plugin)
-    check_pictures(html, png, overwrite)
+    check_pictures(html, png, overwrite, files)
     check_one_for_pictures(files, html, png)
     threads = cpus_per_file(len(files))
     with progress_bar("reading") as progress:
@@ -323,6 +323,7 @@ def generate(
         engine_options=uci_options(option),
         chess960="dfrc" if dfrc else "same" if chess960 else "",
     )
+    check_no_input([out], [book])
     mine = part_in(part)
     of_part = range(*mine.range(games or 0))
 

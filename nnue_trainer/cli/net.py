@@ -12,7 +12,7 @@ import typer
 
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.notes import note
-from nnue_trainer.cli.outputs import Overwrite, check_all_new, check_new
+from nnue_trainer.cli.outputs import Overwrite, check_all_new, check_new, check_no_input
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, shown
 
@@ -155,7 +155,7 @@ def export_command(
     sha256 = hashlib.sha256(data).hexdigest()
     if out.is_dir():
         out = out / f"nn-{sha256[:12]}{chosen.suffix}"
-    check_other(checkpoint, out, "is the checkpoint itself, expected another name for the net")
+    check_no_input([out], [checkpoint])
     files = {out: data, **_files_beside(out, quantized.net, chosen, checkpoint)}
     for path, content in files.items():
         check_new(path, overwrite, content)
@@ -191,12 +191,6 @@ def _files_beside(out: Path, net: Net, chosen: NetFormat, checkpoint: Path) -> d
         if text:
             files[out.with_suffix(suffix)] = text.encode()
     return files
-
-
-def check_other(source: Path, out: Path, mistake: str) -> None:
-    """UserError if the output would replace the file that it is made of."""
-    if out.exists() and source.exists() and out.samefile(source):
-        raise UserError(f"{out}: {mistake}")
 
 
 def _format(name: str) -> tuple[NetFormat, Net | None]:
@@ -307,7 +301,7 @@ def import_command(
     from nnue_trainer.files import checkpoint as checkpoints
 
     plugins.load(plugin)
-    check_other(net, out, "is the net itself, expected another name for the checkpoint")
+    check_no_input([out], [net])
     check_all_new([out], overwrite)
     quantized, checkpoint = _read(net, arch, file_format, model)
     checkpoint = checkpoint or checkpoint_from_net(quantized, str(net))

@@ -13,9 +13,9 @@ import typer
 
 from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.cli import plugins
-from nnue_trainer.cli.net import Arch, NetOrRun, check_other
+from nnue_trainer.cli.net import Arch, NetOrRun
 from nnue_trainer.cli.notes import note
-from nnue_trainer.cli.outputs import AsJson, Overwrite, check_all_new
+from nnue_trainer.cli.outputs import AsJson, Overwrite, check_all_new, check_no_input
 from nnue_trainer.cli.pictures import check_pictures, png_option, present
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, shown
@@ -76,13 +76,12 @@ def permute(
     from nnue_trainer.files.atomic import check_output, replacing
 
     plugins.load(plugin)
-    check_pictures(None, png, overwrite)
+    check_pictures(None, png, overwrite, [net, data])
     if method not in METHODS:
         raise UserError(f"--method: found {method!r:.80}, expected one of {', '.join(METHODS)}")
     if net.is_dir():
         net = checkpoints.of_run(net)
-    check_other(net, out, "is the input itself, expected another name for the output")
-    check_other(data, out, "is the data file, expected another name for the output")
+    check_no_input([out], [net, data])
     if png is not None and png.absolute() == out.absolute():
         raise UserError(f"--png {png}: is the output, expected another name for the picture")
     check_output(out)

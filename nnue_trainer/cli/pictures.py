@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nnue_trainer.base import extras
-from nnue_trainer.cli.outputs import check_new
+from nnue_trainer.cli.outputs import check_new, check_no_input
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import finished
 
@@ -28,8 +28,9 @@ def png_option(text: str = "Write all plots into one picture.") -> Any:
 Png = Annotated[Path | None, png_option()]
 
 
-def check_pictures(html: Path | None, png: Path | None, overwrite: bool) -> None:
+def check_pictures(html: Path | None, png: Path | None, overwrite: bool, inputs: Iterable[Path | None]) -> None:
     """Before the work: UserError if matplotlib is missing, or if a page or picture exists and may not be replaced."""
+    check_no_input([html, png], inputs)
     for option, file in (("--html", html), ("--png", png)):
         if file:
             extras.require("matplotlib", option)

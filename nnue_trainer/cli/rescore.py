@@ -23,12 +23,14 @@ from nnue_trainer.cli.engine_options import (
 )
 from nnue_trainer.cli.net import Arch, Threads
 from nnue_trainer.cli.notes import note
-from nnue_trainer.cli.outputs import Overwrite
+from nnue_trainer.cli.outputs import Overwrite, check_no_input
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError
 
 if TYPE_CHECKING:
     from nnue_trainer.data.transform import Report
+
+_HASH_MB, _TIMEOUT = 4, 600.0
 
 
 def rescore(
@@ -54,9 +56,9 @@ def rescore(
             help="With --engine: score only part I of N equal parts. Default: all positions.",
         ),
     ] = None,
-    hash_mb: HashMb = 4,
+    hash_mb: HashMb = _HASH_MB,
     option: UciOption = None,
-    timeout: Timeout = 600.0,
+    timeout: Timeout = _TIMEOUT,
     to: To = None,
     score_scale: Annotated[
         float | None,
@@ -79,15 +81,20 @@ def rescore(
     if each engine searches on one thread. Run the same command again to continue after an interruption.
     """
     plugins.load(plugin)
+    check_no_input([output], [net])
     if (net is None) == (engine is None):
         raise UserError("rescore: give either --net or --engine")
     if engine is None:
-        if nodes or depth or part or option:
-            raise UserError("rescore: --nodes, --depth, --part and --option are for --engine")
+        if nodes or depth or part or option or concurrency or (hash_mb, timeout) != (_HASH_MB, _TIMEOUT):
+            raise UserError(
+                "rescore: --nodes, --depth, --part, --option, --concurrency, --hash and --timeout are for --engine"
+            )
         assert net is not None
         factor = 1.0 if score_scale is None else score_scale
         _by_net(inputs, output, net, to, factor, threads, arch, skip_bad, overwrite, scores)
         return
+    if threads or arch:
+        raise UserError("rescore: --threads and --arch are for --net; --concurrency sets the number of engines")
     from nnue_trainer.data.engine_scores import EngineScoring, rescore_by_engine
     from nnue_trainer.engines.uci import find_engine
 

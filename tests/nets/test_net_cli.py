@@ -95,8 +95,11 @@ def test_export_refuses_what_does_not_fit(nnue, tmp_path) -> None:
         (["export", "NET", "out.nnue"], ".nnue: found a net, expected a checkpoint; `nnue import`"),
         (["check", "NET", "--data", "x"], ".nnue: found a net, expected a checkpoint; `nnue import`"),
         (["eval", "CHECKPOINT", "--fen", START], "c: found a checkpoint, expected a net; `nnue export`"),
-        (["export", "CHECKPOINT", "CHECKPOINT"], "c: is the checkpoint itself, expected another name for the net"),
-        (["import", "NET", "NET"], ".nnue: is the net itself, expected another name for the checkpoint"),
+        (
+            ["export", "CHECKPOINT", "CHECKPOINT"],
+            "c: is an input of this command, expected another name for the output",
+        ),
+        (["import", "NET", "NET"], ".nnue: is an input of this command, expected another name for the output"),
         (["verify", "NET", "--engine", "no-such-engine"], "engine no-such-engine: no such program on PATH"),
     ],
 )

@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 import pytest
 import typer
 import typer.main
+from cases import some
 from command import Done
 from golden import golden_net
 from net_support import random_checkpoint
@@ -163,6 +164,46 @@ def test_an_output_that_exists_is_kept(
     status, _, error = nnue(*words)
     assert status == 1, error
     assert out.is_symlink()
+
+
+@pytest.mark.parametrize(
+    "output",
+    some(
+        [output for output in WRITTEN if output != "export header"],
+        every=7,
+        kept=("data rescore output", "data generate out"),
+    ),
+)
+def test_an_output_is_no_input(
+    nnue: Nnue,
+    inputs: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fake_engine: Callable[..., str],
+    output: str,
+) -> None:
+    """Also with --overwrite: it would replace the file that the command reads."""
+    monkeypatch.chdir(tmp_path)
+    for name, data in inputs.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_bytes(data)
+    line, _ = WRITTEN[output]
+    if output == "data generate out":
+        Path("book.fen").write_text("8/8/8/8/8/8/8/K1k5 w - - 0 1\n")
+        line += " --book book.fen --to bin"
+    if output == "data rescore output":
+        line += " --to bin"
+    engine = fake_engine()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    names = [str(path.relative_to(tmp_path)) for path in before]
+    read = [name for name in names if {name, name.split("/")[0]} & set(line.split())]
+    assert read
+    for shown in read:
+        words = [engine if word == "ENGINE" else word.format(shown) for word in line.split()]
+        status, _, error = nnue(*words, "--overwrite")
+        assert status == 1, (error, shown)
+        assert "input" in error
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_a_training_file_is_no_place_for_a_net(

@@ -238,10 +238,10 @@ def test_no_file_is_replaced_by_mistake(nnue, files: Path, tmp_path: Path) -> No
     new = tmp_path / "new.nnue"
     for out, more, message in (
         (old, (), "old.nnue: exists already; --overwrite replaces it"),
-        (net, (), "net.nnue: is the input itself, expected another name for the output"),
-        (net, ("--overwrite",), "net.nnue: is the input itself"),
-        (tmp_path / "hard.nnue", ("--overwrite",), "hard.nnue: is the input itself"),
-        (some, ("--overwrite",), "some.bin: is the data file, expected another name for the output"),
+        (net, (), "net.nnue: is an input of this command, expected another name for the output"),
+        (net, ("--overwrite",), "net.nnue: is an input of this command"),
+        (tmp_path / "hard.nnue", ("--overwrite",), "hard.nnue: is an input of this command"),
+        (some, ("--overwrite",), "some.bin: is an input of this command, expected another name for the output"),
         (new, ("--png", new), "new.nnue: is the output, expected another name for the picture"),
     ):
         done = nnue("permute", net, out, "--data", some, "--engine", "none", *more)

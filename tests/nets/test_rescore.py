@@ -94,6 +94,24 @@ def test_mistakes_leave_no_file(net: QuantizedNet, folder: Path, tmp_path: Path)
     assert out.read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--net net.nnue -j 2", "--hash and --timeout are for --engine"),
+        ("--net net.nnue --hash 16", "are for --engine"),
+        ("--net net.nnue --timeout 3", "are for --engine"),
+        ("--engine no-engine --nodes 1 --threads 2", "--threads and --arch are for --net"),
+        ("--engine no-engine --nodes 1 --arch sfnnv16", "--threads and --arch are for --net"),
+        ("--engine no-engine", "no such program"),
+    ],
+)
+def test_options_of_the_other_way_to_score_are_refused(folder: Path, words: str, message: str) -> None:
+    options = [folder / word if word == "net.nnue" else word for word in words.split()]
+    with pytest.raises(UserError, match=message):
+        run("data", "rescore", folder / "in.binpack", folder / "other.bin", *options)
+    assert not (folder / "other.bin").exists()
+
+
 def test_eval_takes_the_positions_of_a_data_file(net: QuantizedNet, folder: Path) -> None:
     lines = run("eval", folder / "net.nnue", "--data", folder / "in.binpack", "--positions", 50, "--json").splitlines()
     records = records_of(folder / "in.binpack")[:50]
