@@ -134,7 +134,7 @@ def page(info: FileInfo) -> Page:
     scores = [f"≤ {-half}", *(f"{i:+d}" for i in range(1 - half, half)), f"≥ {half:+d}"]
     score_counts = [*s.score_histogram[:-1], s.score_histogram[-1] - s.score_none]
     about_scores = "Internal units, side to move's view" + (", without 32002 (none)." if s.score_none else ".")
-    plies = [*(str(ply) for ply in range(0, longest, PLY_BIN)), f"≥ {longest}"]
+    plies = [*(f"{ply} … {ply + PLY_BIN - 1}" for ply in range(0, longest, PLY_BIN)), f"≥ {longest}"]
     buckets = [str(bucket) for bucket in range(32)]
     plots = [
         histogram(f"score / {SCORE_BIN}", scores, score_counts, about_scores, log=n > 0),

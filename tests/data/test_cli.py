@@ -36,6 +36,15 @@ def test_info(file: Path) -> None:
         run("info", "nothing.binpack")
 
 
+@pytest.mark.parametrize(("move", "first", "last"), [(20, "0 … 7", "32 … 39"), (200, "0 … 15", "384 … 399")])
+def test_bars_of_plies_are_ranges(tmp_path: Path, move: int, first: str, last: str) -> None:
+    """A bin holds eight plies, whether it has a bar of its own or shares one."""
+    write_binpack(tmp_path / "x.binpack", records_from_fens([FENS[0], f"4k3/8/8/8/8/8/8/4KR2 b - - 3 {move}"]))
+    bars = run("info", tmp_path / "x.binpack").partition("\nply\n")[2].partition("\n\n")[0].splitlines()
+    assert bars[0].strip().startswith(f"{first}  ")
+    assert bars[-1].strip().startswith(f"{last}  ")
+
+
 def test_info_of_an_empty_file(tmp_path: Path) -> None:
     write_binpack(tmp_path / "e.binpack", np.empty((0, 32), np.uint8))
     assert "0 positions" in run("info", tmp_path / "e.binpack")

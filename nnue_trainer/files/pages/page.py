@@ -115,7 +115,9 @@ def _bars(plot: Plot) -> list[str]:
     rows = []
     for i in range(first, last + 1, step):
         joined = plot.bars[i : min(i + step, last + 1)]
-        label = joined[0][0] if len(joined) == 1 else f"{joined[0][0]} … {joined[-1][0]}"
+        # A bin may be a range itself, such as "8 … 15".
+        begin, end = joined[0][0].split(" … ")[0], joined[-1][0].split(" … ")[-1]
+        label = begin if begin == end else f"{begin} … {end}"
         rows.append((label, sum(count for _, count in joined)))
     most, total, width = max(n for _, n in rows), sum(n for _, n in rows), max(len(label) for label, _ in rows)
     return [plot.title] + [f"  {label:>{width}}  {n / total:6.1%}  {'█' * round(40 * n / most)}" for label, n in rows]

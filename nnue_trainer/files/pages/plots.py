@@ -242,7 +242,7 @@ def _inline(text: str, identity: str) -> str:
 
 
 def histogram(title: str, labels: Sequence[str], counts: Sequence[int], note: str = "", *, log: bool = False) -> Plot:
-    """Bars of the shares of positions in per cent."""
+    """Bars of the shares of positions in per cent. A bin of several values has a label such as "8 … 15"."""
 
     def draw(axes: Axes) -> None:
         used = [number for number, count in enumerate(counts) if count] or [0]
@@ -250,7 +250,7 @@ def histogram(title: str, labels: Sequence[str], counts: Sequence[int], note: st
         total = max(1, sum(counts))
         axes.bar(bins, [100 * counts[i] / total for i in bins], width=0.9, color=SERIES[0], linewidth=0)
         ticks = bins[:: -(-len(bins) // 9)]
-        axes.set_xticks(ticks, [labels[i] for i in ticks])
+        axes.set_xticks(ticks, [labels[i].split(" … ")[0] for i in ticks])
         axes.set_ylabel("%")
         if log:
             axes.set_yscale("log")
