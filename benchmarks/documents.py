@@ -149,7 +149,7 @@ def extras(device: torch.device, repeats: int) -> list[Row]:
             seconds(lambda: matrix.norm(vectors), device, repeats), beside["norm"],
         ),
         Row(
-            "004", f"{length}, as a function of one's own", "–",
+            "004", f"{length}, as your own function", "–",
             seconds(lambda: own(vectors), device, repeats), beside["norm"], "compiled before, once",
         ),
     ]  # fmt: skip
