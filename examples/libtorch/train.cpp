@@ -32,6 +32,7 @@ static Options options = {{{"data", {"", "training file"}},
                            {"window", {"1048576", "positions that are shuffled together"}},
                            {"threads", {"0", "threads that decode, 0: all"}},
                            {"device", {"cpu", "cpu or cuda"}},
+                           {"precision", {"fp32", "fp32 or, on cuda, mixed"}},
                            {"out", {"net.safetensors", "file of the weights"}}}};
 
 // The feature transformer of both perspectives, SCReLU, and one linear output, with a set of weights for each bucket.
@@ -65,12 +66,6 @@ struct Net {
         return {from, features.name, device};
     }
 
-    std::pair<Tensor, Tensor> loss(const Tensor& x, const Tensor& of_psqt, const nnue::Expanded& batch) const {
-        const Tensor output =
-            nnue::own_stacks(x, output_weight, output_bias, nnue::piece_bucket(batch)).squeeze(1) + of_psqt;
-        return nnue::sigmoid_loss(output, batch, scale, lambda);
-    }
-
     nnue::Step step() const {
         const double first = 506.0 / 255, last = 127.0 / 64;  // the limits of the exported net's integers
         const data::FeaturePart& part = features.parts.front();
@@ -80,13 +75,15 @@ struct Net {
                            .bias = {bias, -first, first},
                            .psqt = {.tensor = psqt, .virtual_rows = shared},
                            .others = {{output_weight, -last, last}, {output_bias, -32767.0 / 16320, 32767.0 / 16320}},
+                           .layers = nnue::Layers{.stacks = kBuckets, .scale = scale, .lambda = lambda},
                            .transformer = {.activation = nnue::Activation::kSCReLU},
                            .bucket_size = part.bucket_size,
                            .num_bucketed = part.num_features,
                            .positions = options.whole("batch"),
                            .lr = options.number("lr"),
                            .weight_decay = options.number("weight_decay"),
-                           .rule = {.kind = nnue::rule_kind(options.text("rule"))}});
+                           .rule = {.kind = nnue::rule_kind(options.text("rule"))},
+                           .read_dtype = options.text("precision") == "mixed" ? at::kBFloat16 : at::kFloat});
     }
 
     double validate(nnue::Step& step) const {
@@ -94,8 +91,7 @@ struct Net {
         auto all = batches("validation", 0);
         Tensor sums = torch::zeros({2}, torch::dtype(torch::kDouble).device(device));
         while (const auto batch = all.next(false)) {
-            const auto [x, of_psqt] = step.output(step.prepare(*batch, nnue::piece_bucket(*batch)));
-            const auto [weighted, weights] = loss(x, of_psqt, *batch);
+            const auto [weighted, weights] = step.loss(step.prepare(*batch, nnue::piece_bucket(*batch)), *batch);
             sums += torch::stack({weighted, weights}).to(torch::kDouble);
         }
         return (sums[0] / sums[1]).item<double>();
@@ -123,14 +119,18 @@ static void train() {
     nnue::Batches batches = net.batches("data", options.whole("window"));
     Tensor total = torch::zeros({}, net.device);
     const int64_t steps = options.whole("steps"), epoch = options.whole("epoch");
+    nnue::Beside beside(net.device);  // the next batch is made beside the update of this step
+    const auto next_batch = [&] {
+        const nnue::Expanded batch = *batches.next(true);
+        return std::pair(batch, step.prepare(batch, nnue::piece_bucket(batch)));
+    };
+    auto next = beside.start(next_batch);
     auto begin = std::chrono::steady_clock::now();
     for (int64_t number = 1; number <= steps; ++number) {
-        const nnue::Expanded batch = *batches.next(true);
-        const auto ready = step.prepare(batch, nnue::piece_bucket(batch));
-        const Tensor loss = step.gradients(ready, [&](const Tensor& x, const Tensor& of_psqt) {
-            const auto [weighted, weights] = net.loss(x, of_psqt, batch);
-            return weighted / torch::where(weights == 0, 1, weights);
-        });
+        beside.join();
+        const auto [batch, ready] = std::move(next);
+        const Tensor loss = step.gradients(ready, batch);
+        next = beside.start(next_batch);
         step.update(loss);
         total += loss;
         if (number % epoch && number != steps) continue;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <deque>
@@ -62,6 +63,43 @@ class Batches {
     std::vector<at::Tensor> memory_;
     std::optional<data::Loader> loader_;
     std::deque<Held> held_;
+};
+
+// Work beside that of the current stream, such as the next batch beside the step of this one. On a CPU it is done at
+// once. For one thread and one current stream.
+class Beside {
+  public:
+    explicit Beside(at::Device device) : device_(device) {
+        if (device.is_cuda()) own_ = of_device().getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+    }
+
+    // Calls `work`, which may launch kernels on a stream of its own: they wait for all that is queued on the current
+    // stream, and run beside what is queued later. Tensors that it makes may be read after the next `join`, and freed
+    // at any time.
+    template <class Work>
+    auto start(const Work& work) {
+        if (!own_) return work();
+        wait(*own_, current());
+        const c10::StreamGuard guard(*own_);
+        return work();
+    }
+
+    // The current stream waits for the work.
+    void join() {
+        if (own_) wait(current(), *own_);
+    }
+
+  private:
+    c10::impl::VirtualGuardImpl of_device() const { return c10::impl::VirtualGuardImpl(device_.type()); }
+    c10::Stream current() const { return of_device().getStream(device_); }
+    static void wait(const c10::Stream& later, const c10::Stream& earlier) {
+        c10::Event done(earlier.device_type());
+        done.record(earlier);
+        done.block(later);
+    }
+
+    at::Device device_;
+    std::optional<c10::Stream> own_;
 };
 
 }  // namespace nnue

@@ -6,8 +6,9 @@
 //     const at::Tensor loss = step.gradients(ready, layers);  // layers(x): the loss, from the transformer's output
 //     step.update(loss);
 //
-// The layers after the transformer are yours, with torch's operators and autograd. Nothing waits for the device, except
-// that a CPU counts rows.
+// The layers after the transformer are yours, with torch's operators and autograd; or those of `StepOptions::layers`,
+// with their loss, which a GPU computes in few kernels: step.gradients(ready, batch). Nothing waits for the device,
+// except that a CPU counts rows.
 #pragma once
 
 #include <ATen/core/grad_mode.h>
@@ -67,15 +68,26 @@ struct Rule {
     double max_value = kInfinity, max_norm = kInfinity;  // of gradients
 };
 
+// The layers after the transformer, and as the loss `sigmoid_loss`. By default there is one layer. `hidden` and
+// `constants` describe the layers before it, which need CUDA, as for `_layer_stacks_describe` (csrc/layer_stacks.h).
+struct Layers {
+    int64_t stacks = 1;
+    std::vector<int64_t> hidden = {};
+    std::vector<double> constants = {};
+    double scale = 400, lambda = 1;
+};
+
 struct StepOptions {
     Trained weight, bias;                 // of the feature transformer: [F, N], [N]; N even, on CUDA a multiple of 16
     Trained psqt = {};                    // [F, P], or an undefined tensor
     std::vector<Trained> others;          // the leaves that the layers after it read, which require gradients
+    std::optional<Layers> layers = {};    // then `others` are weight [S, O, I] and bias [S, O] of each of these
     PerspectiveOptions transformer = {};  // without PSQT, which is `psqt`
     int64_t bucket_size = 0, num_bucketed = -1;  // see perspective_plan
     int64_t positions = 0;                       // of a batch, 0 if unknown
     double lr = 1e-3, weight_decay = 0.01;       // decoupled
     Rule rule = {};
+    at::ScalarType read_dtype = at::kFloat;     // of the copy of the weight that a GPU reads: kBFloat16 or kHalf
     at::ScalarType exp_avg_dtype = at::kFloat;  // of the weight's running mean: kBFloat16 with kAdam and kRectified
 };
 
@@ -126,8 +138,9 @@ class Step {
   public:
     struct Prepared {
         PerspectivePlan plan;
-        at::Tensor marks;        // uint8 [F]: 1 for the rows that the batch has
-        at::Tensor psqt_bucket;  // int64 [B], with PSQT
+        at::Tensor marks;   // uint8 [F]: 1 for the rows that the batch has
+        at::Tensor bucket;  // int64 [B], with PSQT or StepOptions::layers
+        at::Tensor order;   // of the positions by bucket, on CUDA with StepOptions::layers
     };
 
     explicit Step(StepOptions options) : of_(std::move(options)) {
@@ -142,6 +155,10 @@ class Step {
         marked_ = at::zeros({weight.size(0)}, here.dtype(at::kByte));
         made_ = at::zeros({weight.size(0)}, here.dtype(at::kLong));
         has_psqt_ = of_.psqt.tensor.defined();
+        const bool on_gpu_only = (of_.layers && !of_.layers->hidden.empty()) || of_.read_dtype != at::kFloat;
+        TORCH_CHECK(weight.is_cuda() || !on_gpu_only, "nnue::Step: weight: found a tensor on ", weight.device(),
+                    ", expected one on CUDA for hidden layers and read_dtype");
+        read_ = of_.read_dtype == at::kFloat ? weight.detach() : weight.detach().to(of_.read_dtype);
         trained_ = {of_.weight, of_.bias};
         if (has_psqt_) trained_.push_back(of_.psqt);
         trained_.insert(trained_.end(), of_.others.begin(), of_.others.end());
@@ -159,25 +176,37 @@ class Step {
                                     rule.max_norm};
         const double betas[] = {rule.beta1, rule.beta2};
         optimizer_ = calls::_optimizer_describe(lr_, static_cast<int64_t>(rule.kind), constants, betas, described_);
+        if (!of_.layers) return;
+        for (const Trained& each : of_.others) layer_parameters_.push_back(each.tensor.detach());
+        TORCH_CHECK(layer_parameters_.size() >= 2 && layer_parameters_[0].dim() == 3, "nnue::Step: others: found ",
+                    layer_parameters_.size(), " tensors, expected weight [S, O, I] and bias [S, O] of each layer");
+        if (!has_layer_kernels()) return;
+        one_ = at::ones({}, here), lambda_ = at::full({}, of_.layers->lambda, here);
+        layers_ = calls::_layer_stacks_describe(layer_parameters_[0].size(2), of_.layers->stacks, of_.layers->hidden,
+                                                of_.layers->constants, {});
     }
 
     // Everything that depends only on the batch.
-    // `psqt_bucket`: with PSQT, the bucket of each position, int64 [B].
-    Prepared prepare(const Expanded& batch, const at::Tensor& psqt_bucket = {}) const {
-        TORCH_CHECK(psqt_bucket.defined() == has_psqt_, "nnue::Step: psqt_bucket: found ",
-                    has_psqt_ ? "none, expected the bucket of each position" : "a tensor, expected none without PSQT");
+    // `bucket`: the PSQT column and the stack of each position, int64 [B]; with PSQT or `StepOptions::layers`.
+    Prepared prepare(const Expanded& batch, const at::Tensor& bucket = {}) const {
+        const bool reads_bucket = has_psqt_ || of_.layers;
+        TORCH_CHECK(bucket.defined() == reads_bucket, "nnue::Step: bucket: found ",
+                    reads_bucket ? "none, expected that of each position" : "a tensor, expected none without PSQT");
         const at::Tensor& weight = of_.weight.tensor;
         Prepared made{perspective_plan(batch.white, batch.black, batch.black_to_move, weight.size(0), of_.bucket_size,
-                                       of_.num_bucketed),
-                      at::zeros_like(marked_), psqt_bucket};
+                                       of_.num_bucketed, of_.read_dtype),
+                      at::zeros_like(marked_),
+                      bucket,
+                      {}};
+        if (has_layer_kernels()) made.order = calls::_stack_order(bucket, of_.layers->stacks);
         if (!late_.empty()) calls::_optimizer_mark_rows(batch.white, batch.black, made.marks);
         return made;
     }
 
-    // Computes the gradients of all parameters. `layers` is called with the transformer's output, float32 [B, width],
-    // and with PSQT also its PSQT output, float32 [B], and returns the loss, a scalar.
-    template <class Layers>
-    at::Tensor gradients(const Prepared& batch, const Layers& layers) {
+    // Computes the gradients of all parameters. `layers` is called with the transformer's output, `read_dtype` [B,
+    // width], and with PSQT also its PSQT output, float32 [B], and returns the loss, a scalar.
+    template <class Function>
+    at::Tensor gradients(const Prepared& batch, const Function& layers) {
         if (!late_.empty()) catch_up(batch.marks);
         auto [x, of_psqt, saved] = transform(batch, /*save=*/true);
         std::vector<at::Tensor> sources = {x.requires_grad_()};
@@ -186,41 +215,52 @@ class Step {
         at::Tensor loss;
         {
             const at::AutoGradMode with_gradients(true);
-            if constexpr (std::is_invocable_v<Layers, at::Tensor, at::Tensor>) {
+            if constexpr (std::is_invocable_v<Function, at::Tensor, at::Tensor>) {
                 loss = layers(x, of_psqt);
             } else {
                 TORCH_CHECK(!has_psqt_, "nnue::Step: layers: found one argument, expected two with PSQT");
                 loss = layers(x);
             }
         }
-        const auto found = torch::autograd::grad({loss}, sources);
-        const std::optional<at::Tensor> by_psqt = has_psqt_ ? std::optional(found[1]) : std::nullopt;
-        at::Tensor of_weight, of_bias, numbers;
-        if (is_sparse_) {  // of the batch's rows
-            std::tie(numbers, of_weight, of_bias, of_psqt) = calls::_perspective_transformer_backward_rows(
-                found[0], by_psqt, rows_of(batch), saved, numbers_of(batch), range_, at::kFloat);
-        } else {
-            std::tie(of_weight, of_bias, of_psqt) = calls::_perspective_transformer_backward(
-                found[0], by_psqt, rows_of(batch), saved, numbers_of(batch), range_, at::kFloat);
-        }
-        std::vector<at::Tensor> of_trained = {of_weight, of_bias};
-        if (has_psqt_) of_trained.push_back(of_psqt);
-        of_trained.insert(of_trained.end(), found.begin() + (has_psqt_ ? 2 : 1), found.end());
-        gradients_.clear(), rows_.clear();
-        for (const Part& part : parts_) {
-            const bool is_rows = is_sparse_ && part.trained == 0;
-            gradients_.push_back(is_rows ? of_weight : of_rows(part, of_trained[part.trained]));
-            if (is_rows) {
-                const at::Tensor ends = at::tensor({part.first, part.first + part.rows}, numbers.options());
-                const at::Tensor places = at::searchsorted(numbers, ends);
-                const int64_t begin = places[0].item<int64_t>(), size = places[1].item<int64_t>() - begin;
-                gradients_.back() = of_weight.narrow(0, begin, size);
-                rows_.push_back(numbers.narrow(0, begin, size) - part.first);
-            } else if (part.is_late) {
-                rows_.push_back(is_settled_ ? marked_.narrow(0, 0, 0) : of_rows(part, marked_));
-            }
-        }
+        auto found = torch::autograd::grad({loss}, sources);
+        const auto others = found.begin() + (has_psqt_ ? 2 : 1);
+        set_gradients(batch, saved, found[0], has_psqt_ ? found[1] : at::Tensor(), {others, found.end()});
         return loss.detach();
+    }
+
+    // The same with `StepOptions::layers`. `batch` is what was prepared.
+    at::Tensor gradients(const Prepared& prepared, const Expanded& batch) {
+        check_layers();
+        if (!has_layer_kernels()) {
+            return gradients(prepared, [&](const at::Tensor& x, const at::Tensor& of_psqt) {
+                const auto [weighted, weights] = terms(x, of_psqt, prepared, batch);
+                return weighted / at::where(weights == 0, 1, weights);
+            });
+        }
+        if (!late_.empty()) catch_up(prepared.marks);
+        const auto [x, of_psqt, saved] = transform(prepared, /*save=*/true);
+        const auto [totals, by_sums, by_output, partials] = layers_loss(x, of_psqt, prepared, batch);
+        const auto [by_x, none, by_psqt, by_first, flat] = calls::_layer_stacks_gradients(
+            x, prepared.order, layer_parameters_, by_sums, partials,
+            has_psqt_ ? std::optional(by_output) : std::nullopt, {one_, totals}, layers_, x.scalar_type(), {});
+        std::vector<at::Tensor> others = {by_first};
+        for (int64_t begin = 0; others.size() < layer_parameters_.size();) {
+            const at::Tensor& of = layer_parameters_[others.size()];
+            others.push_back(flat.narrow(0, begin, of.numel()).view(of.sizes()));
+            begin += (of.numel() + 3) / 4 * 4;
+        }
+        set_gradients(prepared, saved, by_x, by_psqt, others);
+        return totals[2];
+    }
+
+    // Σ weight · loss and Σ weight with `StepOptions::layers`, without a gradient.
+    std::pair<at::Tensor, at::Tensor> loss(const Prepared& prepared, const Expanded& batch) {
+        check_layers();
+        const at::NoGradGuard no_grad;
+        const auto [x, of_psqt] = output(prepared);
+        if (!has_layer_kernels()) return terms(x, of_psqt, prepared, batch);
+        const at::Tensor totals = std::get<0>(layers_loss(x, of_psqt, prepared, batch));
+        return {totals[0], totals[1]};
     }
 
     // Moves the weights. Nothing moves if a gradient or the loss, float32, is not finite, nor in any later step.
@@ -228,7 +268,6 @@ class Step {
         calls::_optimizer_step(weights_, gradients_, moments_, copies_, late_, rows_, state_, loss, lr_, {}, {},
                                std::nullopt, optimizer_);
         gradients_.clear();
-        marked_.zero_();
     }
 
     // The transformer's output without a gradient, float32 [B, width]; with PSQT also that output, float32 [B].
@@ -270,7 +309,8 @@ class Step {
     bool failed() const { return state_[1].item<float>() != 0; }
 
   private:
-    static constexpr int64_t kNumbers = 16;  // of a step: kNumbers of csrc/optimizer.h
+    static constexpr int64_t kSigmoidLoss = 1;  // LossKind of csrc/layer_stacks.h
+    static constexpr int64_t kNumbers = 16;     // of a step: kNumbers of csrc/optimizer.h
 
     // Rows of a parameter that are trained alike.
     struct Part {
@@ -312,7 +352,8 @@ class Step {
         parts_.push_back({number, range.first, range.rows, is_late});
         weights_.push_back(of_rows(parts_.back(), of.tensor.detach()));
         const at::Tensor& weight = weights_.back();
-        copies_.push_back(nothing_);
+        const bool is_read = number == 0 && of_.read_dtype != at::kFloat;
+        copies_.push_back(is_read ? of_rows(parts_.back(), read_) : nothing_);
         // Every term of the first weight's gradient is one of the bias's, which is checked.
         described_.insert(described_.end(), {0.0, number == 0 ? 0.0 : 1.0, is_late ? 1.0 : 0.0, 1.0, of_.weight_decay,
                                              of.low, of.high, 0.0});
@@ -346,10 +387,64 @@ class Step {
         return (of_.rule.kind == RuleKind::kPositiveNegative ? 2 : 1) + (of_.rule.kind == RuleKind::kLion ? 0 : 1);
     }
 
+    bool has_layer_kernels() const { return of_.layers && of_.weight.tensor.is_cuda(); }
+    void check_layers() const {
+        TORCH_CHECK(of_.layers, "nnue::Step: layers: found none, expected StepOptions::layers or a function");
+    }
+
+    // Layers and loss in torch's operators.
+    std::pair<at::Tensor, at::Tensor> terms(const at::Tensor& x, const at::Tensor& of_psqt, const Prepared& prepared,
+                                            const Expanded& batch) const {
+        const at::Tensor output = own_stacks(x, of_.others[0].tensor, of_.others[1].tensor, prepared.bucket).squeeze(1);
+        return sigmoid_loss(has_psqt_ ? output + of_psqt : output, batch, of_.layers->scale, of_.layers->lambda);
+    }
+
+    // The same by the operator: totals, and what _layer_stacks_gradients takes.
+    std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> layers_loss(const at::Tensor& x,
+                                                                           const at::Tensor& of_psqt,
+                                                                           const Prepared& prepared,
+                                                                           const Expanded& batch) const {
+        const double constants[] = {of_.layers->scale, of_.layers->scale, 2};  // units of the output and of the loss
+        const auto psqt = has_psqt_ ? std::optional(of_psqt) : std::nullopt;
+        return calls::_layer_stacks_loss(x, prepared.order, layer_parameters_, psqt,
+                                         {batch.score, batch.result, lambda_}, layers_, kSigmoidLoss, constants);
+    }
+
+    // The gradients of all parts, from those of the transformer's outputs and of the parameters after it.
+    void set_gradients(const Prepared& batch, const at::Tensor& saved, const at::Tensor& by_x,
+                       const at::Tensor& by_psqt, const std::vector<at::Tensor>& others) {
+        const std::optional<at::Tensor> psqt = has_psqt_ ? std::optional(by_psqt) : std::nullopt;
+        at::Tensor of_weight, of_bias, of_psqt, numbers;
+        if (is_sparse_) {  // of the batch's rows
+            std::tie(numbers, of_weight, of_bias, of_psqt) = calls::_perspective_transformer_backward_rows(
+                by_x, psqt, rows_of(batch), saved, numbers_of(batch), range_, of_.read_dtype);
+        } else {
+            std::tie(of_weight, of_bias, of_psqt) = calls::_perspective_transformer_backward(
+                by_x, psqt, rows_of(batch), saved, numbers_of(batch), range_, of_.read_dtype);
+        }
+        std::vector<at::Tensor> of_trained = {of_weight, of_bias};
+        if (has_psqt_) of_trained.push_back(of_psqt);
+        of_trained.insert(of_trained.end(), others.begin(), others.end());
+        gradients_.clear(), rows_.clear();
+        for (const Part& part : parts_) {
+            const bool is_rows = is_sparse_ && part.trained == 0;
+            gradients_.push_back(is_rows ? of_weight : of_rows(part, of_trained[part.trained]));
+            if (is_rows) {
+                const at::Tensor ends = at::tensor({part.first, part.first + part.rows}, numbers.options());
+                const at::Tensor places = at::searchsorted(numbers, ends);
+                const int64_t begin = places[0].item<int64_t>(), size = places[1].item<int64_t>() - begin;
+                gradients_.back() = of_weight.narrow(0, begin, size);
+                rows_.push_back(numbers.narrow(0, begin, size) - part.first);
+            } else if (part.is_late) {
+                rows_.push_back(is_settled_ ? marked_.narrow(0, 0, 0) : of_rows(part, marked_));
+            }
+        }
+    }
+
     // The arguments of the transformer's operators: csrc/perspective_transformer.h.
     std::vector<at::Tensor> rows_of(const Prepared& batch) const {
         std::vector<at::Tensor> rows = {batch.plan.white, batch.plan.black, batch.plan.data};
-        if (has_psqt_) rows.push_back(batch.psqt_bucket);
+        if (has_psqt_) rows.push_back(batch.bucket);
         return rows;
     }
     std::vector<int64_t> numbers_of(const Prepared& batch) const {
@@ -361,15 +456,14 @@ class Step {
     }
     std::tuple<at::Tensor, at::Tensor, at::Tensor> transform(const Prepared& batch, bool save) const {
         const std::optional<at::Tensor> psqt = has_psqt_ ? std::optional(of_.psqt.tensor.detach()) : std::nullopt;
-        return calls::_perspective_transformer_forward(rows_of(batch), of_.weight.tensor.detach(),
-                                                       of_.bias.tensor.detach(), psqt, numbers_of(batch), range_,
-                                                       at::kFloat, save);
+        return calls::_perspective_transformer_forward(rows_of(batch), read_, of_.bias.tensor.detach(), psqt,
+                                                       numbers_of(batch), range_, of_.read_dtype, save);
     }
 
     // Brings the rows of a batch up to date, or all of them where most are in it, which is faster then.
     void catch_up(const at::Tensor& marks) {
         constexpr double most = 0.45;  // LATE_SHARE of nnue_trainer/optim/fused_optimizer.py
-        marked_.copy_(marks);
+        marked_ = marks;
         const bool on_cpu = marked_.is_cpu();
         is_settled_ = on_cpu && marked_.sum().item<int64_t>() > most * static_cast<double>(marked_.numel());
         is_sparse_ = on_cpu && !is_settled_ && of_.rule.max_norm == kInfinity && !of_.rule.stable_decay;
@@ -401,13 +495,14 @@ class Step {
     }
 
     StepOptions of_;
-    at::Tensor nothing_, lr_, marked_, made_;
+    at::Tensor nothing_, lr_, read_, marked_, made_, one_, lambda_;
     std::vector<Trained> trained_;  // weight, bias, PSQT where there is one, the others
     std::vector<Part> parts_;
     std::vector<int64_t> late_parts_;  // their numbers
     std::vector<at::Tensor> weights_, gradients_, moments_, copies_, late_, rows_, state_;
     std::vector<double> range_, described_;
-    int64_t optimizer_ = 0;
+    std::vector<at::Tensor> layer_parameters_;
+    int64_t optimizer_ = 0, layers_ = 0;
     bool has_psqt_ = false, is_settled_ = true, is_sparse_ = false;
 };
 
