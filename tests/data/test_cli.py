@@ -38,7 +38,7 @@ def test_info(file: Path) -> None:
 
 @pytest.mark.parametrize(("move", "first", "last"), [(20, "0 … 7", "32 … 39"), (200, "0 … 15", "384 … 399")])
 def test_bars_of_plies_are_ranges(tmp_path: Path, move: int, first: str, last: str) -> None:
-    """A bin holds eight plies, whether it has a bar of its own or shares one."""
+    """A bin holds eight plies, whether it has a separate bar or shares one."""
     write_binpack(tmp_path / "x.binpack", records_from_fens([FENS[0], f"4k3/8/8/8/8/8/8/4KR2 b - - 3 {move}"]))
     bars = run("info", tmp_path / "x.binpack").partition("\nply\n")[2].partition("\n\n")[0].splitlines()
     assert bars[0].strip().startswith(f"{first}  ")
