@@ -30,8 +30,8 @@ def rescore(
     reading: ReadingOptions | None = None,
 ) -> Report:
     """Writes all positions of `inputs`, one file after the other, each with the net's evaluation times `score_scale` as
-    its score; positions without a score get one, too, but a PGN reader leaves out those without an evaluation. Scores are clamped
-    to ±`LARGEST_SCORE`, with a count.
+    its score; positions without a score get one, too, but a PGN reader leaves out those without an evaluation. Scores
+    are clamped to ±`LARGEST_SCORE`, with a count.
 
     The output is complete or absent. `progress` takes the bytes done and their total. `reading`: how the files
     are read.
