@@ -572,10 +572,8 @@ def _edges_of(graph: Graph, nodes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _sums(graph: Graph, sets: Tensor) -> Tensor:
     """The weight from each node into each set, [n, columns], of 0/1 columns [n, columns]. It follows the edges of the
     nodes in the sets only: the graph is undirected."""
-    found, step = (
-        torch.zeros_like(sets, memory_format=torch.contiguous_format),
-        max(_AT_A_TIME // max(graph.edges, 1), 1),
-    )
+    found = torch.zeros_like(sets, memory_format=torch.contiguous_format)
+    step = max(_AT_A_TIME // max(graph.edges, 1), 1)
     for i in range(0, sets.shape[1], step):
         nodes, columns = sets[:, i : i + step].nonzero().unbind(1)
         place, targets, weights = _edges_of(graph, nodes)

@@ -129,31 +129,30 @@ def to_bin(folder: Path) -> bytes:
     return (folder / "in.bin").read_bytes()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("output", WRITTEN)
-def test_an_output_that_exists_is_kept(
-    nnue: Nnue,
-    inputs: dict[str, bytes],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    fake_engine: Callable[..., str],
-    output: str,
-) -> None:
+@pytest.fixture
+def folder(inputs: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with the inputs."""
     monkeypatch.chdir(tmp_path)
     for name, data in inputs.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_bytes(data)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("output", WRITTEN)
+def test_an_output_that_exists_is_kept(nnue: Nnue, folder: Path, fake_engine: Callable[..., str], output: str) -> None:
     line, written = WRITTEN[output]
     words = [fake_engine() if word == "ENGINE" else word.format(written) for word in line.split()]
     out = Path(written)
     out.write_bytes(OLD)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     status, _, error = nnue(*words)
     assert status == 1, error
     assert error.startswith(f"nnue: error: {written}: exists already")
     assert "--overwrite" in error
     assert error.count("\n") == 1
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     status, _, error = nnue(*words, "--overwrite")
     assert status == 0, error
     assert out.read_bytes() != OLD
@@ -174,19 +173,8 @@ def test_an_output_that_exists_is_kept(
         kept=("data rescore output", "data generate out"),
     ),
 )
-def test_an_output_is_no_input(
-    nnue: Nnue,
-    inputs: dict[str, bytes],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    fake_engine: Callable[..., str],
-    output: str,
-) -> None:
+def test_an_output_is_no_input(nnue: Nnue, folder: Path, fake_engine: Callable[..., str], output: str) -> None:
     """Also with --overwrite: it would replace the file that the command reads."""
-    monkeypatch.chdir(tmp_path)
-    for name, data in inputs.items():
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_bytes(data)
     line, _ = WRITTEN[output]
     if output == "data generate out":
         Path("book.fen").write_text("8/8/8/8/8/8/8/K1k5 w - - 0 1\n")
@@ -194,8 +182,8 @@ def test_an_output_is_no_input(
     if output == "data rescore output":
         line += " --to bin"
     engine = fake_engine()
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    names = [str(path.relative_to(tmp_path)) for path in before]
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    names = [str(path.relative_to(folder)) for path in before]
     read = [name for name in names if {name, name.split("/")[0]} & set(line.split())]
     assert read
     for shown in read:
@@ -203,19 +191,14 @@ def test_an_output_is_no_input(
         status, _, error = nnue(*words, "--overwrite")
         assert status == 1, (error, shown)
         assert "input" in error
-        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_a_training_file_is_no_place_for_a_net(
-    nnue: Nnue, inputs: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("net.nnue", "c.safetensors", "in.binpack"):
-        Path(name).write_bytes(inputs[name])
+def test_a_training_file_is_no_place_for_a_net(nnue: Nnue, inputs: dict[str, bytes], folder: Path) -> None:
     for words in (("import", "net.nnue", "in.binpack"), ("export", "c.safetensors", "in.binpack")):
         status, _, error = nnue(*words)
         assert (status, error) == (1, "nnue: error: in.binpack: exists already; --overwrite replaces it\n")
         assert Path("in.binpack").read_bytes() == inputs["in.binpack"]
     for _ in range(2):  # the second time it finds what it made
         assert nnue("export", "c.safetensors", "out.nnue")[0] == 0
-    assert nnue("import", "net.nnue", tmp_path)[2].endswith(": is a folder, expected the name of a file to write\n")
+    assert nnue("import", "net.nnue", folder)[2].endswith(": is a folder, expected the name of a file to write\n")
