@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--positions", type=int, default=65536)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--isa", help="one of nnue_trainer._data.isas()")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     with data.PositionReader(ROOT / "samples" / "train.binpack") as reader:
         records = np.concatenate([block for _, block in zip(range(4), reader, strict=False)])
     records = np.random.default_rng(1).permutation(records)[: options.positions]

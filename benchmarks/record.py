@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--validation", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0, help="of the openings")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     if "=" in options.recipe:
         options.recipe, options.changes = "sfnnv16", [options.recipe, *options.changes]
     options.out.mkdir(parents=True, exist_ok=True)

@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--games", type=int, default=1_000)
     parser.add_argument("--hidden", type=int, help="outputs of the feature transformer, in place of the net's own")
     parser.add_argument("--only", action="append", choices=SETS, metavar="SET", help=f"one of {', '.join(SETS)}")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     for net in options.nets:
         if net not in (*every, "all") and not net.endswith(".yaml"):
             parser.error(f"NET is {net}, expected all, a preset with .yaml, or one of {', '.join(every)}")

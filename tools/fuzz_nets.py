@@ -290,7 +290,7 @@ def main() -> None:
     parser.add_argument("layouts", nargs="*", metavar="LAYOUT", help="by default all: 'sfnnv16 thr2'")
     parser.add_argument("--count", type=int, default=1_000_000, help="files per layout")
     parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     raw = {name: net for name, net in raw_cases().items() if not options.layouts or name in options.layouts}
     chosen = {name: case for name, case in cases().items() if not options.layouts or name in options.layouts}
     if not chosen and not raw:

@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, nargs=2, metavar=("CALLS", "FILES"))
     parser.add_argument("--functions", action="store_true", help="also list the functions")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     calls = count(given.preset, torch.device(given.device), given.overrides)
     files: Counter[str] = Counter()
     for (file, _), number in calls.functions.items():

@@ -140,7 +140,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=25)
     parser.add_argument("--limit", type=int, default=120, metavar="SECONDS", help="for one build; a hang is stopped")
     parser.add_argument("--profile", action="store_true", help="print each kernel's time")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     builds = [build.partition("=") for build in args.builds]
     for name, _, library in builds:
         if not Path(library).is_file():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -112,10 +113,10 @@ def test_two_sizes_of_one_net_are_told_apart() -> None:
     assert "16" in net_inspect._architectures(other, one)
 
 
-def test_options_of_benchmarks_may_stand_before_overrides() -> None:
-    for path in sorted((ROOT / "benchmarks").glob("*.py")):
+def test_options_of_scripts_may_stand_between_arguments() -> None:
+    for path in sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tools").rglob("*.py")]):
         text = path.read_text()
-        if '"overrides", nargs' in text:
+        if re.search(r'add_argument\("[a-z]\w*", nargs="[*+]"', text):
             assert "parse_intermixed_args()" in text, path.name
 
 
