@@ -1,7 +1,7 @@
 // games NET [GAMES [SEED]]: plays random games and compares updated accumulators with refreshed ones, for each way of
-// updating: boards, with and without a cache; and for nets whose features are pieces on squares, also the ways for
-// engines with their own board: the pieces that a move adds and removes, with and without a cache, one accumulator for
-// make and unmake, and single pieces.
+// updating: boards, with and without a cache; a stack in a random search; and for nets whose features are pieces on
+// squares, also the ways for engines with their own board: the pieces that a move adds and removes, with and without a
+// cache, one accumulator for make and unmake, and single pieces.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -138,6 +138,41 @@ struct NoBoard {
     bool play(const nnue::Delta&, const Accumulator&, const Accumulator&, bool, int) { return true; }
 };
 
+// A search of random moves and null moves, and evaluates some of its positions before or after later ones.
+class Wander {
+  public:
+    Wander(const nnue::Network<Net>& network, std::mt19937_64& random) : network_(network), random_(random) {}
+
+    // Whether each accumulator in the stack equals the refreshed one.
+    bool agrees(const nnue::Board& board, int en_passant, int ply = 0) {
+        stack_.set(ply, board);
+        if (random_() % 4 == 0 && !equals_refresh(ply)) return false;
+        const std::vector<Move> moves = moves_of(board, en_passant);
+        for (int i = 0; i < 2 && ply + 1 < stack_.plies() && !moves.empty(); ++i) {
+            nnue::Board after = board;
+            if (random_() % 8 == 0) {
+                after.black_to_move = !board.black_to_move;
+            } else {
+                play(after, moves[random_() % moves.size()]);
+            }
+            if (!agrees(after, -1, ply + 1)) return false;
+        }
+        return random_() % 4 != 0 || equals_refresh(ply);
+    }
+
+  private:
+    bool equals_refresh(int ply) {
+        network_.refresh(stack_.board(ply), fresh_);
+        return is_same(network_.accumulator(stack_, ply), fresh_) &&
+               network_.evaluate(stack_, ply) == network_.evaluate(fresh_, stack_.board(ply));
+    }
+
+    const nnue::Network<Net>& network_;
+    std::mt19937_64& random_;
+    nnue::Stack<Net> stack_{6};
+    Accumulator fresh_;
+};
+
 using Own = std::conditional_t<Net::Inputs::kPerPiece, OwnBoard<Net>, NoBoard>;
 
 }  // namespace
@@ -159,6 +194,7 @@ int main(int argc, char** argv) {
     std::vector<Accumulator> accumulators(3), cached(2);
     nnue::Cache<Net> cache;
     long long positions = 0;
+    const auto wander = std::make_unique<Wander>(network, random);
     for (int game = 0; game < games; ++game) {
         nnue::Board board;
         read_fen("rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w", board, error);
@@ -182,6 +218,7 @@ int main(int argc, char** argv) {
             const int score = network.evaluate(fresh, after);
             bool same = is_same(updated, fresh) && is_same(cached[1 - ply % 2], fresh) &&
                         network.evaluate(updated, after) == score;
+            same &= ply % 10 != 0 || wander->agrees(after, en_passant);
             same &= own->play(delta_of(board, move), old, fresh, after.black_to_move, score);
             if (!same) {
                 std::fprintf(stderr, "games: error: game %d, ply %d: the update differs from the refresh\n", game, ply);

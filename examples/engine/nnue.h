@@ -12,7 +12,8 @@
 //     network.update(before, old, after, accumulator);   // after a move
 //     network.evaluate(accumulator, board);              // engine units, for the side to move
 //
-// An engine with its own board passes `Material` and `Delta` instead of boards.
+// `Stack` keeps boards and accumulators of all plies, and computes only those that an evaluation needs. An engine with
+// its own board passes `Material` and `Delta` instead of boards.
 //
 // All integers equal those of `nnue eval` (nnue_trainer/nets/integer_forward.py). The compiler's target options enable
 // AVX2, AVX-512, VNNI, NEON and its dot products; define NNUE_PLAIN to use plain loops. If the name `nnue` is taken,
@@ -33,6 +34,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -994,6 +996,48 @@ class Cache {
     std::unique_ptr<Entry[]> entries_{new Entry[kEntries]};
 };
 
+// The boards and accumulators of a search, by ply. An accumulator is computed when its ply or a later one is evaluated,
+// from the last ply that has one; the plies between get theirs, since the next position often has the same ones before
+// it. It has a cache. Use one stack per thread, and call `clear` after loading another net.
+template <class Net>
+class Stack {
+  public:
+    explicit Stack(int plies) : plies_(static_cast<std::size_t>(plies)), path_(plies_.size()) {}
+
+    // Sets the board of a ply: of the root, 0, and of each ply after a move. Those of all earlier plies must be set,
+    // and later plies must be set again.
+    void set(int ply, const Board& board) {
+        Ply& here = at(ply);
+        here.board = board;
+        here.computed = 0;
+        // After a null move, the accumulator of the ply before serves.
+        const bool is_same = ply > 0 && std::memcmp(at(ply - 1).board.piece, board.piece, sizeof board.piece) == 0;
+        here.holder = is_same ? at(ply - 1).holder : ply;
+    }
+    const Board& board(int ply) const { return plies_[static_cast<std::size_t>(ply)].board; }
+    int plies() const { return static_cast<int>(plies_.size()); }
+    void clear() {
+        cache_.clear();
+        for (Ply& ply : plies_) ply.computed = 0;
+    }
+
+  private:
+    template <class>
+    friend class Network;
+
+    struct Ply {
+        Board board;
+        int holder = 0;                                // the ply whose accumulator this ply uses
+        unsigned computed = 0, missing = 0, kept = 0;  // bit r is for row r of the accumulator
+        Accumulator<Net> accumulator;
+    };
+    Ply& at(int ply) { return plies_[static_cast<std::size_t>(ply)]; }
+
+    std::vector<Ply> plies_;
+    std::vector<int> path_;
+    Cache<Net> cache_;
+};
+
 // ---- vectors --------------------------------------------------------------------------------------------------------
 //
 // For each instruction set: `Words`, 16-bit integers that wrap around, and `Ints`, 32-bit sums.
@@ -1545,6 +1589,25 @@ class Network {
                     [&](int perspective, auto sum) { refresh(after, perspective, sum, accumulator, cache); });
     }
 
+    // The accumulator of a ply, up to date.
+    const Accumulator<Net>& accumulator(Stack<Net>& stack, int ply) const {
+        // Back to the last ply that has what is needed. A sum whose bucket changes on the way is refreshed there.
+        int count = 0, at = stack.at(ply).holder;
+        for (unsigned wanted = (1u << Accumulator<Net>::kRows) - 1;; at = stack.at(at - 1).holder) {
+            auto& here = stack.at(at);
+            here.missing = wanted & ~here.computed;
+            if (!here.missing) break;
+            stack.path_[static_cast<std::size_t>(count++)] = at;
+            here.kept = at == 0 ? 0 : here.missing & rows_with_same_key(stack.at(at - 1).board, here.board);
+            if (!here.kept) break;
+            wanted = here.kept;
+        }
+        while (count > 0) compute(stack, stack.path_[static_cast<std::size_t>(--count)]);
+        return stack.at(stack.at(ply).holder).accumulator;
+    }
+
+    int evaluate(Stack<Net>& stack, int ply) const { return evaluate(accumulator(stack, ply), stack.board(ply)); }
+
     // Engine units from the side to move's view: `score` of `nnue eval --json`.
     int evaluate(const Accumulator<Net>& accumulator, const Board& board) const {
         return evaluate_in(accumulator, board.black_to_move, bucket_of(board, board.black_to_move));
@@ -1930,6 +1993,32 @@ class Network {
             }
         });
         if (count) change(before, after, targets, count);
+    }
+
+    static unsigned rows_with_same_key(const Board& before, const Board& after) {
+        unsigned rows = 0;
+        for_each_sum([&](int perspective, auto sum) {
+            if (has_same_key<sum>(before, after, perspective)) rows |= 1u << (kPerspectives<Net> * sum + perspective);
+        });
+        return rows;
+    }
+
+    // Computes the missing rows of a ply: those that are kept from the ply before, the others from the cache.
+    void compute(Stack<Net>& stack, int ply) const {
+        auto& here = stack.at(ply);
+        auto& last = stack.at(ply > 0 ? stack.at(ply - 1).holder : 0);
+        Target targets[2 * kSums];
+        int count = 0;
+        for_each_sum([&](int perspective, auto sum) {
+            const unsigned row = 1u << (kPerspectives<Net> * sum + perspective);
+            if (here.kept & row) {
+                targets[count++] = target_of(perspective, sum, last.accumulator, here.accumulator);
+            } else if (here.missing & row) {
+                refresh(here.board, perspective, sum, here.accumulator, stack.cache_);
+            }
+        });
+        if (count) change(last.board, here.board, targets, count);
+        here.computed |= here.missing;
     }
 
     template <class Pieces>

@@ -137,7 +137,7 @@ class Search {
         table.clear();
         history_ = {};
         continuation_.assign(kPieces * kPieces, {});
-        cache_.clear();
+        boards_.clear();
     }
 
     std::uint64_t nodes() const { return static_cast<std::uint64_t>(nodes_); }
@@ -154,8 +154,7 @@ class Search {
             ply.evaluation = ply.moved = 0;
         }
         stack_[0].position = root;
-        network.refresh(root.board, stack_[0].accumulator, cache_);
-        stack_[0].owner = 0;
+        boards_.set(0, root.board);
         best_ = Move();
         const std::vector<Move> legal = legal_moves(root);
         if (legal.empty()) {
@@ -186,11 +185,9 @@ class Search {
 
     struct Ply {
         Position position;
-        int owner = -1;                 // the ply whose accumulator is that of this position; −1: not computed yet
         int evaluation = 0, moved = 0;  // moved: code and target square of the move from here
         Move killers[2], line[kMaxPly];
         int length = 0;
-        nnue::Accumulator<Net> accumulator;
     };
 
     std::int64_t elapsed() const {
@@ -243,16 +240,7 @@ class Search {
 
     // From the side to move's view; less if the game nears a draw by the rule of 50 moves.
     int evaluate(int ply) {
-        int computed = ply;
-        while (stack_[computed].owner < 0) --computed;
-        const Position& position = stack_[ply].position;
-        Ply& here = stack_[ply];
-        if (computed != ply) {
-            const Ply& old = stack_[stack_[computed].owner];
-            network.update(stack_[computed].position.board, old.accumulator, position.board, here.accumulator, cache_);
-            here.owner = ply;
-        }
-        const int score = network.evaluate(stack_[here.owner].accumulator, position.board);
+        const int score = network.evaluate(boards_, ply);
         return std::min(std::max(score, -kMostEvaluation), kMostEvaluation);
     }
     int damped(int evaluation, int rule50) const {
@@ -287,6 +275,7 @@ class Search {
 
     void made(int ply, int moved) {
         ++nodes_;
+        boards_.set(ply + 1, stack_[ply + 1].position.board);
         stack_[ply].moved = moved;
         table.prefetch(stack_[ply + 1].position.key);
     }
@@ -338,7 +327,6 @@ class Search {
             }
             Ply& next = stack_[ply + 1];
             if (!position.after(move, next.position)) continue;
-            next.owner = -1;
             made(ply, 0);
             const int score = -quiesce(-beta, -alpha, ply + 1);
             if (stopped_) return 0;
@@ -459,7 +447,6 @@ class Search {
         next.position = here.position;
         next.position.pass();
         ++next.position.rule50;
-        next.owner = here.owner;
         made(ply, 0);
         const int less = 3 + depth / 4 + std::min((evaluation - beta) / (2 * pawn), 3);
         const int score = -search(-beta, -beta + 1, depth - less, ply + 1, true);
@@ -493,7 +480,6 @@ class Search {
                 if (depth <= 7 && !position.exchange_gains(move, is_quiet ? -30 * left * left : -100 * depth)) continue;
             }
             if (!position.after(move, next.position)) continue;
-            next.owner = -1;
             made(ply, index_of(piece, move.to) + 1);
             ++number;
             if (is_quiet && num_quiets < 64) quiets[num_quiets++] = move;
@@ -536,7 +522,7 @@ class Search {
     std::vector<Ply> stack_ = std::vector<Ply>(kMaxPly + 1);
     std::array<std::array<std::array<std::int16_t, 64>, 64>, 2> history_{};
     std::vector<std::int16_t> continuation_ = std::vector<std::int16_t>(kPieces * kPieces);
-    nnue::Cache<Net> cache_;
+    nnue::Stack<Net> boards_{kMaxPly + 1};
     Limits limits_;
     Clock::time_point begin_;
     std::int64_t nodes_ = 0;

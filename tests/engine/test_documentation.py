@@ -216,11 +216,9 @@ def test_cpp(tmp_path: Path) -> None:
     fens = positions("val.binpack", 200, tmp_path / "fens.txt")
     whole, built_in = blocks("engine.md", "cpp")
     includes, rest = whole.split("\n", 1)
-    load, rest = rest.split("struct Ply", 1)
-    plies, rest = f"struct Ply{rest}".split("\nnetwork.refresh", 1)
-    refresh, rest = f"network.refresh{rest}".split("\nstack[ply + 1]", 1)
-    update, evaluate = f"stack[ply + 1]{rest}".split("\nint score", 1)
-    network, error, loading = load.strip().split("\n")
+    load, stack, places, evaluate = (block.strip() for block in rest.strip().split("\n\n"))
+    root, after = places.split("\n")
+    network, error, loading = load.split("\n")
     symbols, loaded = built_in.strip().rsplit("\n", 1)
     program = f"""
 #include <cstdio>
@@ -229,7 +227,7 @@ def test_cpp(tmp_path: Path) -> None:
 {includes}
 {symbols}
 {network}
-{plies}
+{stack}
 using Move = nnue::Board;
 nnue::Board board_after(const Move& move) {{ return move; }}
 [[noreturn]] void fail(const std::string& error) {{ std::puts(error.c_str()); std::exit(1); }}
@@ -249,15 +247,22 @@ int main() {{
     {loading}
     {loaded}
     int ply = 0;
-    if (!read(stack[0].board)) return 1;
-    {refresh}
-    for (Move move;; ++ply) {{
+    nnue::Board root;
+    if (!read(root)) return 1;
+    {root}
+    // Searches of 100 plies.
+    for (Move move = root;; ++ply) {{
         {{
-            int score{evaluate}
+            {evaluate}
             std::printf("%d\\n", score);
         }}
         if (!read(move)) return 0;
-        {update}
+        if (ply == 100) ply = -1;
+        if (ply < 0) {{
+            stack.set(0, move);
+            continue;
+        }}
+        {after}
     }}
 }}
 """
