@@ -13,7 +13,9 @@ count, so their results are exact, and walks depend only on their seed. They hav
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, cast
@@ -445,11 +447,19 @@ def densest_subgraph(
     """
     if k is None:
         return _densest_of_any_size(graph)
-    n, k = graph.nodes, _check_part("densest_subgraph", graph, k)
-    if k in (0, n):
-        nodes = torch.arange(k, device=graph.device)
-        return Subgraph(nodes, float((graph.degrees + graph.loops).sum()) / 2 if k else 0.0)
-    vectors = _leading(graph, min(rank, n), seed)
+    with _one_thread() if graph.edges <= _FEW_EDGES else contextlib.nullcontext():
+        n, k = graph.nodes, _check_part("densest_subgraph", graph, k)
+        if k in (0, n):
+            nodes = torch.arange(k, device=graph.device)
+            return Subgraph(nodes, float((graph.degrees + graph.loops).sum()) / 2 if k else 0.0)
+        candidates = _candidates(graph, k, rank, directions, seed, rounds)
+    with _one_thread():
+        return max((_exchange(graph, each.clone(), k) for each in candidates), key=lambda found: found.weight)
+
+
+def _candidates(graph: Graph, k: int, rank: int, directions: int, seed: int, rounds: int) -> list[Tensor]:
+    """Sets of k nodes, 0/1 [n], in which nodes are to be exchanged; that of `peel` is the first."""
+    vectors = _leading(graph, min(rank, graph.nodes), seed)
     walked = pagerank_walks(graph, -(-rounds // 16) * 16, seed=seed).rank
     basis = torch.cat([vectors, (walked / walked.norm())[:, None]], 1)
     turns = Philox(seed, stream=_DIRECTIONS).normal((basis.shape[1], directions), dtype=torch.float64).to(graph.device)
@@ -469,7 +479,18 @@ def densest_subgraph(
     for each in (_peeled(graph, k), *best[:, columns].unbind(1)):
         if not any(torch.equal(each, other) for other in candidates):
             candidates.append(each)
-    return max((_exchange(graph, each.clone(), k) for each in candidates), key=lambda found: found.weight)
+    return candidates
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """For steps so short that torch's threads would spend most of their time waiting for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def peel(graph: Graph, k: int) -> Subgraph:
@@ -539,6 +560,7 @@ _DIRECTIONS = 1 << 32  # streams of the random numbers that are not walks
 _STARTS = _DIRECTIONS + 1
 _TURNS, _EXCHANGED, _POWERS, _SMALL = 30, 8, 40, 512
 _CONVERGED = 1e-2  # relative change of eigenvalues
+_FEW_EDGES = 1 << 21  # up to which one thread is as fast as several
 _COMPARED = 256  # nodes to exchange that are compared first; at most _MOST_COMPARED
 _MOST_COMPARED = 4096
 

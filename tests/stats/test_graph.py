@@ -415,6 +415,22 @@ def test_densest_subgraph_is_never_below_peel_in_graphs_with_hubs(
     assert found.weight >= graph.peel(g, k).weight * (1 - 1e-12)
 
 
+def test_densest_subgraph_leaves_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It exchanges nodes in one thread, and gives torch its threads back, also after an error."""
+    g = heavy_tailed(300, 10, 0, False)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        graph.densest_subgraph(g, 10)
+        assert torch.get_num_threads() == 3
+        monkeypatch.setattr(graph, "_exchange", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            graph.densest_subgraph(g, 10)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("n", [1, 2, 9])
 def test_densest_subgraph_of_any_size(n: int) -> None:
     """At least half of the best weight per node, and the best where one part is much denser than the rest."""
