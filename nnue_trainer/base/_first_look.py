@@ -25,7 +25,7 @@ HOMES = {
     "_optimizer": "optim.fused_operators",
     "pack_bits": "stats.graph",
     "_perspective": "ops.perspectives",
-    "random_fill": "stats.random",
+    "random_fill": "stats._random_fill",
     "random_walks": "stats.graph",
     "rolling": "stats.windows",
     "row_norms": "stats.matrix",

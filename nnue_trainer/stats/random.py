@@ -20,15 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nnue_trainer.stats import _plain
-
 __all__ = ["Philox"]
-
-FILL = "nnue::random_fill"
 
 Size = int | Sequence[int]
 _STEP = 1 << 62
-_CODES = _plain.TABLE["random_fill.distribution"]
 
 
 @dataclass
@@ -58,7 +53,9 @@ class Philox:
 
     def _fill(self, out: Tensor, distribution: str, *numbers: float | int) -> Tensor:
         place = _wrapped(operator.index(self.seed)), _wrapped(operator.index(self.stream)), self.offset
-        torch.ops.nnue.random_fill(out, _CODES[distribution], *place, *numbers)
+        from nnue_trainer.stats._random_fill import CODES  # only here: it loads the library of statistics
+
+        torch.ops.nnue.random_fill(out, CODES[distribution], *place, *numbers)
         self.offset += out.numel()
         return out
 
@@ -142,6 +139,3 @@ def _integer(value: Any) -> int | None:
 
 def _empty(size: Size, dtype: torch.dtype, device: torch.device | str) -> Tensor:
     return torch.empty(size, dtype=dtype, device=device)
-
-
-_plain.register(FILL)

@@ -120,6 +120,7 @@ print(*(name for name in some if f"nnue::{name}" in names))
 @pytest.mark.parametrize(
     ("code", "libraries", "operators"),
     [
+        ("from nnue_trainer import stats\nstats.random.Philox(1, stream=2)", "", ""),
         ("import nnue_trainer.training.run", "_ops_cpu.so", "feature_transformer_forward _optimizer_step"),
         (
             "import torch\nfrom nnue_trainer import stats\ntorch.ops.nnue.row_norms\n"
