@@ -61,7 +61,7 @@ DATA_ROOMS = ("chess", "evaluate", "features", "filters", "formats", "pipeline")
 FILES = (
     ("data_loader", "include", ("base/*.h", *(f"{room}/*.h" for room in DATA_ROOMS))),
     ("csrc", "include", ("activation.h", "philox.h", "host_device.h", "cuda/general_set.cuh", "cuda/index_check.cuh")),
-    ("examples", "examples", ("data/*", "libtorch/*", "engine/*", "engine/features/*", "engine/rust/*")),
+    ("examples", "examples", ("data/*", "libtorch/*", "engine/*", "engine/features/*", "engine/rust/*", "extending/*")),
     ("samples", "samples", ("*.binpack",)),
 )
 PRIVATE_HEADERS = ("kernels_impl.h", "kernels_x86.h")

@@ -14,7 +14,8 @@ for part in _ops_cpu _stats_cpu _data $([ "${FORCE_CUDA:-}" != 0 ] && command -v
     grep -q "nnue_trainer/$part.*\.so" <<<"$names" || { echo "$wheel: no $part in it"; exit 1; }
 done
 for part in lib/libnnue_data.a lib/libnnue_data.so include/nnue/data.h include/nnue/operators.h include/nnue/step.h \
-    include/nnue/operator_calls.h include/pipeline/loader.h cmake/nnue_trainer-config.cmake examples/libtorch/train.cpp; do
+    include/nnue/operator_calls.h include/pipeline/loader.h cmake/nnue_trainer-config.cmake examples/libtorch/train.cpp \
+    examples/engine/nnue.h examples/extending/my_net.py; do
     grep -q "nnue_trainer/$part" <<<"$names" || { echo "$wheel: no $part in it"; exit 1; }
 done
 bytes=$(stat -c %s "$wheel")
@@ -66,3 +67,15 @@ alone nnue train --preset quickstart "data.train=[$checkout/samples/train.binpac
 alone nnue export run/checkpoints/best.safetensors net.nnue
 [ -s net.nnue ] || { echo "$wheel: nnue export wrote no net"; exit 1; }
 echo "$wheel: $(du -h "$checkout/$wheel" | cut -f1), all parts present"
+# The commands on the pages that tests run, with this package instead of the checkout; some need a compiler.
+if ! "$place/venv/bin/python" -c 'import pytest, hypothesis' 2>/dev/null; then
+    echo "SKIPPED: commands of the pages, as pytest is not installed (make .venv/.dev)"
+    [ -z "${NNUE_REQUIRE_ALL:-}" ] || exit 1
+    exit
+fi
+PYTHONDONTWRITEBYTECODE=1 XDG_CACHE_HOME=$place/run "$place/venv/bin/python" - "$packages" -q -p no:cacheprovider \
+    "$checkout"/tests/{documents/test_code_in_documents,engine/test_documentation}.py <<'PY'
+import sys, pytest, nnue_trainer
+assert nnue_trainer.__file__.startswith(sys.argv[1]), nnue_trainer.__file__
+sys.exit(pytest.main(sys.argv[2:]))
+PY

@@ -179,6 +179,9 @@ class PgnReader final : public PgnReaderBase {
             count("games with a result in the header that is not understood, so that the one at the end counts", 1,
                   where(game_.line, quoted(result)));
         }
+        if (!game_.has_end && !game_.has_null_move) {
+            count("games without a result after the moves, perhaps cut off", 1, where(game_.line, quoted(result)));
+        }
     }
 
     static bool is_remark(const PgnPly& ply) { return !ply.is_book && !ply.comment.empty(); }

@@ -213,6 +213,7 @@ void PgnReaderBase::take_comment(std::string_view text, std::size_t at, PgnGame&
 bool PgnReaderBase::take_word(std::string_view word, std::size_t at, Position& position, PgnGame& game) {
     if (word == "*" || pgn_result(word)) {
         game.final_result = pgn_result(word);
+        game.has_end = true;
         return false;
     }
     // A number of a move, perhaps with the move after it.

@@ -39,6 +39,7 @@ struct PgnGame {
     // Reason why the game is read no further, "" for none; `evals_after`: whether evaluations follow.
     std::string problem;
     bool is_broken = false;  // a comment or a variation has no end
+    bool has_end = false;    // a result or "*" after the moves
     bool has_null_move = false;
     bool evals_after = false;
     std::uint64_t line = 0;  // of the problem, or of the end

@@ -545,6 +545,7 @@ def page(profile: DataProfile) -> Page:
     lost, drawn, won = profile.results
     n = profile.positions
     packed = f", {profile.compression}-compressed" if profile.compression else ""
+    sized = f"{profile.size:,} bytes, " if profile.size or not n else ""
     flagged = profile.warnings()
     totals = [
         [
@@ -562,7 +563,7 @@ def page(profile: DataProfile) -> Page:
         facts=[
             ("verdict", profile.verdict.word),
             ("format", f"{profile.format}{packed}"),
-            ("bytes per position", f"{profile.size / n:.2f}"),
+            *([("bytes per position", f"{profile.size / n:.2f}")] if profile.size else []),
             ("win / draw / loss", f"{won / n:.2%} / {drawn / n:.2%} / {lost / n:.2%} (own view)"),
             ("proven wins, losses", f"{profile.proven / n:.2%}"),
             ("duplicates", duplicates_text(profile)),
@@ -588,7 +589,7 @@ def page(profile: DataProfile) -> Page:
         shown(profile.path.rpartition("/")[2]),
         f"Data profile of {n:,} positions ({counted(n)})",
         sections,
-        headline=f"{profile.path}: {profile.format}{packed}, {profile.size:,} bytes, {n:,} positions",
+        headline=f"{profile.path}: {profile.format}{packed}, {sized}{n:,} positions",
     )
 
 

@@ -148,12 +148,12 @@ def page(info: FileInfo) -> Page:
     packed = f", {info.compression}-compressed" if info.compression else ""
     chains = f"{counted(info.chunks, 'chunk')}, {counted(info.chains, 'chain')} "
     chains += f"({info.single_position_chains:,} of one position), "
+    sized = f"{info.size:,} bytes, " if info.size or not n else ""  # of a pipe it is unknown
     return Page(
         shown(Path(info.path).name),
         f"{n:,} positions",
         [Section("Overview", facts=_facts(info) if n else ()), Section("Histograms", plots=plots)],
-        headline=f"{info.path}: {info.format}{packed}, {info.size:,} bytes, {chains if info.chunks else ''}"
-        f"{n:,} positions",
+        headline=f"{info.path}: {info.format}{packed}, {sized}{chains if info.chunks else ''}{n:,} positions",
     )
 
 
@@ -168,7 +168,7 @@ def _facts(info: FileInfo) -> list[tuple[str, str]]:
     scores = f"{s.min_score:,} to {s.max_score:,}, mean {mean}{' without none' if s.score_none else ''}"
     unit = [("unit of scores", str(Units(info.score_per_pawn, info.fitted_scale)))] if info.score_per_pawn else []
     return [
-        ("bytes per position", f"{info.size / n:.2f}"),
+        *([("bytes per position", f"{info.size / n:.2f}")] if info.size else []),
         ("result (own view)", f"win {share(s.wins)}, draw {share(s.draws)}, loss {share(s.losses)}"),
         ("score", f"{scores}; zero {share(s.score_zero)}, none (32002) {share(s.score_none)}"),
         *unit,

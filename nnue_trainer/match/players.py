@@ -40,6 +40,9 @@ def players_of(
     play in the engine of the same number in `engines`, with its `options`; where that is None, in the player of this
     project (match/own_player.py), for which they are written into `nets`, too. With `only_nets` no name is an engine:
     for names that come from files."""
+    for path in map(Path, names):  # before the first player is compiled
+        if only_nets or not _is_engine(path):
+            _check_exists(path)
     players: list[Player] = []
     identity: list[dict[str, Any]] = []
     for name, engine, chosen in zip(names, engines, options, strict=True):
@@ -74,12 +77,16 @@ def _is_net_file(path: Path) -> bool:
     return path.is_file() and path.suffix != ".safetensors"
 
 
+def _check_exists(path: Path) -> None:
+    if not path.exists():
+        raise UserError(f"{path}: no such file, expected a net, a checkpoint, a run folder or an engine")
+
+
 def _checkpoint_of(path: Path) -> Path:
     """A checkpoint, or the best one of a run. UserError if there is none."""
     from nnue_trainer.files import checkpoint as checkpoints
 
-    if not path.exists():
-        raise UserError(f"{path}: no such file, expected a net, a checkpoint, a run folder or an engine")
+    _check_exists(path)
     return checkpoints.of_run(path) if path.is_dir() else path
 
 

@@ -39,7 +39,7 @@ def engine_header(
     if forward is None or not _is_known(forward):
         return None
     tensors = {tensor.name: tensor for tensor in net.tensors()}
-    parts = sorted(find_feature_set(net.integer_feature_set).parts, key=lambda part: part.first_feature)
+    parts = parts_of(net, forward)
     inputs: list[str] = []
     structs: list[str] = []
     headers: list[str] = []
@@ -76,6 +76,17 @@ def _is_known(forward: IntegerForward) -> bool:
     if first.activation == "crelu" or (first.product_shift and first.largest <= INT16_MAX):
         return True
     return all(layer.inputs == (0,) or 0 not in layer.inputs for layer in forward.layers)
+
+
+def parts_of(net: Net, forward: IntegerForward) -> list[FeaturePart]:
+    """The feature sets of a net, in the order of its first weights. UserError if there are more or fewer weights."""
+    parts = sorted(find_feature_set(net.integer_feature_set).parts, key=lambda part: part.first_feature)
+    if len(parts) != len(forward.first.weights):
+        raise UserError(
+            f"{net.name}: integer forward: {len(forward.first.weights)} first weights, expected {len(parts)}, one for "
+            "each feature set of the sum"
+        )
+    return parts
 
 
 def width_of(forward: IntegerForward, tensors: dict[str, NetTensor]) -> int:

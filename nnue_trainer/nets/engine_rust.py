@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from nnue_trainer.data.features import FeaturePart, outside_set
-from nnue_trainer.data.features import feature_set as find_feature_set
 from nnue_trainer.nets.base import Net, NetTensor
-from nnue_trainer.nets.engine_header import bucket_mirror, piece_squares, places_in_file, table_of, width_of
+from nnue_trainer.nets.engine_header import bucket_mirror, parts_of, piece_squares, places_in_file, table_of, width_of
 from nnue_trainer.nets.integer_forward import MATERIALS, IntegerForward, depends_on_queens
 
 _SCALARS = {"<i1": "Scalar::I8", "<i2": "Scalar::I16", "<i4": "Scalar::I32", "<f4": "Scalar::F32"}
@@ -60,7 +59,7 @@ def engine_rust(net: Net, *, skip: int = 0, align: int = 64) -> str | None:
     if forward is None:
         return None
     tensors = {tensor.name: tensor for tensor in net.tensors()}
-    parts = sorted(find_feature_set(net.integer_feature_set).parts, key=lambda part: part.first_feature)
+    parts = parts_of(net, forward)
     sets = [_set(part) for part in parts]
     if any(one is None for one in sets):
         return None

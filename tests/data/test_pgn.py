@@ -297,6 +297,14 @@ def test_results_of_the_header_and_of_the_end(tmp_path: Path) -> None:
     assert f"{what}: 1, such as line 4: '0-1 (time)'" in notes
 
 
+def test_a_game_that_was_cut_off_between_two_moves_is_counted(tmp_path: Path) -> None:
+    whole = game("1. e4 {+0.10/9 0.1s} e5 {-0.10/9 0.1s}")
+    cut = "games without a result after the moves, perhaps cut off: 1, such as line 9: '1-0'"
+    for end, expected in (("1-0", 4), ("*", 4), ("", 4)):
+        found, notes = scores(tmp_path / "x", whole + game("1. e4 {+0.10/9 0.1s} e5 {-0.10/9 0.1s}", end, Result="1-0"))
+        assert (len(found), cut in notes) == (expected, not end), (end, notes)
+
+
 @pytest.mark.parametrize(
     ("termination", "kind"),
     [

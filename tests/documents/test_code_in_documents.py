@@ -76,7 +76,7 @@ NOT_RUN = {
     r"--engine stockfish|^nnue verify": "needs Stockfish; tests of engines run fakes",
     r"^nnue (match|compare) ": "takes minutes; tests/match",
     r"^nnue (train|export) .*sfnnv5|^nnue train (configs/|--resume)|^torchrun |^python (train|bench)": "takes minutes",
-    r"^nnue (train|export|eval) .*recipe|my_net\.py|PROJECT|^mkdir|^cd walk": "tests/extending/test_walks.py",
+    r"^nnue (train|export|eval) .*recipe|my_net\.py|EXAMPLES|^mkdir|^cd walk": "tests/extending/test_walks.py",
     r"my_data_format\.py": "tests/extending/test_data_format_walk.py",
     r"^cmake |^build/|export\.py|net\.safetensors|^cp -r |^cd (data|libtorch)|^python -c": "tests/cpp",
     r"examples/engine|^cc |^\./engine": "tests/engine/test_documentation.py",
@@ -132,8 +132,9 @@ def problem(line: str) -> str | None:
         return (
             next((f"no {word}" for word in options if word not in found[0].read_text()), None) if found else "no file"
         )
-    if words[0] == "cp" and words[1].startswith(("examples", "PROJECT")):
-        sources = [word.removeprefix("PROJECT/") for word in words[1:-1] if word.startswith(("examples", "PROJECT"))]
+    if words[0] == "cp" and words[1].startswith(("examples", "$EXAMPLES")):
+        named = [word.replace("$EXAMPLES", "examples") for word in words[1:-1]]
+        sources = [word for word in named if word.startswith("examples")]
         return next((f"no {source}" for source in sources if not list(ROOT.glob(source))), None)
     return None
 

@@ -198,6 +198,7 @@ def test_wrong_command_lines(fake_engine: FakeEngine, tmp_path: Path, nnue: Call
         ((net, engine), "a.nnue: "),
         ((engine, net, "--engine", engine), "has no option 'EvalFile'"),
         ((engine, tmp_path / "none"), "no such file, expected a net, a checkpoint, a run folder or an engine"),
+        ((net, tmp_path / "none"), "none: no such file, expected a net"),  # before the net is read
         ((engine, engine, "--sprt", "2,0"), "expected elo0 < elo1"),
         ((engine, engine, "--sprt", "0"), "expected two numbers, such as 0,2"),
         ((engine, engine, engine, "--sprt", "0,2"), "expected 2 for a sequential test"),

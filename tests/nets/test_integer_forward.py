@@ -2,6 +2,7 @@
 CPU, extreme weights, sums that wrap around."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
@@ -9,11 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from nnue_trainer import _data, data
+from nnue_trainer import _data, data, nets
 from nnue_trainer.analysis.permute import reordered
 from nnue_trainer.errors import UserError
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.export.evaluate import compiled_forward
+from nnue_trainer.nets import Net
+from nnue_trainer.nets.engine_header import engine_header
+from nnue_trainer.nets.engine_rust import engine_rust
 from nnue_trainer.nets.integer_forward import (
     FirstLayer,
     IntegerForward,
@@ -269,3 +273,17 @@ def test_bad_rows_and_records_are_named() -> None:
     with pytest.raises(UserError, match="cannot run instruction set 'sse9'"):
         evaluator.evaluate_records(RECORDS, True, 1, "sse9")
     assert [len(part) for part in evaluator.evaluate_records(RECORDS[:0], True, 0)] == [0] * 4
+
+
+@pytest.mark.parametrize("write", [engine_header, engine_rust])
+def test_inferences_refuse_another_number_of_first_weights(
+    monkeypatch: pytest.MonkeyPatch, write: Callable[[Net], str | None]
+) -> None:
+    """Each feature set of a sum has its own weight."""
+    net = nets.parse({"kind": "simple", "hidden": 16}, "x")
+    forward = net.integer_forward()
+    assert forward is not None
+    twice = dataclasses.replace(forward, first=dataclasses.replace(forward.first, weights=2 * forward.first.weights))
+    monkeypatch.setattr(type(net), "integer_forward", lambda self: twice)
+    with pytest.raises(UserError, match=r"^simple: integer forward: 2 first weights, expected 1, one for each feature"):
+        write(net)

@@ -194,6 +194,21 @@ def test_an_output_is_no_input(nnue: Nnue, folder: Path, fake_engine: Callable[.
         assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("output", [output for output in WRITTEN if output != "export header"])
+def test_standard_output_is_no_output(nnue: Nnue, folder: Path, fake_engine: Callable[..., str], output: str) -> None:
+    """A `-`, which inputs may be, makes no file of this name."""
+    line, suffix = WRITTEN[output][0], WRITTEN[output][1].rpartition(".")[2]
+    words = [fake_engine() if word == "ENGINE" else word.format("-") for word in line.split()]
+    if suffix in ("bin", "binpack") and "interleave" not in words:
+        words += ["--to", suffix]
+    status, _, error = nnue(*words)
+    assert (status, error) == (
+        1,
+        "nnue: error: -: standard output cannot be written, expected the name of a file to write\n",
+    )
+    assert not Path("-").exists()
+
+
 def test_a_training_file_is_no_place_for_a_net(nnue: Nnue, inputs: dict[str, bytes], folder: Path) -> None:
     for words in (("import", "net.nnue", "in.binpack"), ("export", "c.safetensors", "in.binpack")):
         status, _, error = nnue(*words)

@@ -51,6 +51,7 @@ def test_a_net_learns_from_a_binpack_file(tmp_path, data, kind):
     path = recipe(tmp_path, data, *NETS[kind])
     run = tmp_path / "run"
     output = nnue("train", "--config", path, "--run-dir", run)
+    assert ("\nmodel.l1 is 32, which no Stockfish reads; expected" in output) == (kind == "sfnnv5")
     assert "finished step 24 of 24: 12.0 k positions" in output
     assert f"nnue export {run}/checkpoints/best.safetensors" in output
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

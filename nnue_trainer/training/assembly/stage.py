@@ -159,6 +159,8 @@ def begin(
         data.check()  # for a missing or wrong file the run must end before it writes anything
         timeline.mark("first positions")
         start = [_first_line(recipe, trainer, parameters, at)]
+        if recipe.model.unreadable is not None:
+            start.append(f"model.{recipe.model.unreadable}")
         if data.mixing is not None:
             start.append(str(data.mixing))
         if ranks.several:
