@@ -1,7 +1,10 @@
 """`nnue data …` as a user sees it."""
 
 import json
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +13,7 @@ from data_commands import run
 
 from nnue_trainer.data import records_from_fens
 from nnue_trainer.data.binpack import write_binpack
+from nnue_trainer.data.files import Pipe
 from nnue_trainer.errors import UserError
 
 FENS = [
@@ -75,3 +79,53 @@ def test_generate_names_what_is_missing(tmp_path: Path) -> None:
         run("generate", tmp_path / "o", "--engine", "no-such-engine", "--positions", 5, "--nodes", 5)
     with pytest.raises(UserError, match="expected NAME=VALUE"):
         run("generate", tmp_path / "o", "--engine", "sh", "--positions", 5, "--nodes", 5, "--option", "Hash")
+
+
+@contextmanager
+def piped(data: bytes) -> Iterator[None]:
+    """Standard input is a pipe with these bytes, at most 64 KiB."""
+    reader, writer = os.pipe()
+    os.write(writer, data)
+    os.close(writer)
+    before = os.dup(0)
+    os.dup2(reader, 0)
+    os.close(reader)
+    try:
+        yield
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "convert IN out.txt",
+        "filter IN out.bin --min-pieces 2",
+        "shuffle IN out.binpack",
+        "head IN",
+        "count IN",
+        "info IN",
+    ],
+)
+def test_tools_read_a_pipe_as_they_read_a_file(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    """`zstdcat FILE | nnue data convert - OUT`. `info` prints no number of bytes for a pipe."""
+    monkeypatch.setattr(Pipe, "_used", False)  # each process reads it once
+    found: list[tuple[str, dict[str, bytes]]] = []
+    for name in (str(file), "-"):
+        folder = tmp_path / f"folder {len(found)}"
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        with piped(file.read_bytes()):
+            text = run(*line.replace("IN", name).split())
+        text = re.sub(r"\d+ bytes, |  bytes per position .*\n", "", text.replace(name, "-", 1))
+        found.append((re.sub(" +", " ", text), {path.name: path.read_bytes() for path in folder.iterdir()}))
+    assert found[0] == found[1]
+    assert "3 positions" in found[1][0] or line.startswith(("head", "filter"))
+
+
+def test_a_tool_that_reads_twice_refuses_a_pipe(tmp_path: Path, file: Path) -> None:
+    with piped(file.read_bytes()), pytest.raises(UserError, match=r"^-: dedup reads its input more than once"):
+        run("dedup", "-", tmp_path / "out.binpack")
