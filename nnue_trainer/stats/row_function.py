@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nnue_trainer.files import compile_once
-from nnue_trainer.stats import window_function
+from nnue_trainer.stats import _row_on_cuda, window_function
 from nnue_trainer.stats._given import dense
 
 _WHAT = "row functions"
@@ -39,41 +39,52 @@ struct Job {
     int64_t rows;
     NNUE_HERE int64_t items() const { return rows; }
 };
-template <class T>
-struct Row {
-    const T* from;
-    int64_t count;
-    NNUE_HERE int64_t size() const { return count; }
-    NNUE_HERE double operator[](int64_t i) const { return static_cast<double>(from[i]); }
-    // The sum of twice as many lanes: the upper half is added to the lower one until one is left.
-    template <int width>
-    NNUE_HERE static double folded(const double* lanes) {
-        if constexpr (width == 0) return lanes[0];
-        double half[width + 1];
+constexpr int kInputs = INPUTS;
+constexpr bool kHasSums = SUMS;
+// The sum of twice as many lanes: the upper half is added to the lower one until one is left.
+template <int width>
+NNUE_HERE double folded(const double* lanes) {
+    if constexpr (width == 0) {
+        return lanes[0];
+    } else {
+        double half[width];
         for (int k = 0; k < width; ++k) half[k] = lanes[k] + lanes[k + width];
         return folded<width / 2>(half);
     }
+}
+// `sum` of a row that one thread computes.
+template <class Of>
+struct Sums {
     // The sum of f(element), in lanes that a compiler turns into vectors; the same on every machine.
     template <class F>
     NNUE_HERE double sum(F f) const {
         constexpr int kLanes = 16;
+        const Of& x = *static_cast<const Of*>(this);
+        const int64_t count = x.size();
         double total = 0;
         int64_t i = 0;
         if (count >= kLanes) {
             double lanes[kLanes] = {};
             for (; i + kLanes <= count; i += kLanes) {
-                for (int k = 0; k < kLanes; ++k) lanes[k] += f((*this)[i + k]);
+                for (int k = 0; k < kLanes; ++k) lanes[k] += f(x[i + k]);
             }
             total = folded<kLanes / 2>(lanes);
         }
         for (; i + 4 <= count; i += 4) {
             double four[4];
-            for (int k = 0; k < 4; ++k) four[k] = f((*this)[i + k]);
+            for (int k = 0; k < 4; ++k) four[k] = f(x[i + k]);
             total += folded<2>(four);
         }
-        for (; i < count; ++i) total += f((*this)[i]);
+        for (; i < count; ++i) total += f(x[i]);
         return total;
     }
+};
+template <class T>
+struct Row : Sums<Row<T>> {
+    const T* from;
+    int64_t count;
+    NNUE_HERE int64_t size() const { return count; }
+    NNUE_HERE double operator[](int64_t i) const { return static_cast<double>(from[i]); }
 };
 template <class R>
 NNUE_HERE double of_row(PARAMETERS) {
@@ -84,7 +95,7 @@ BODY
 template <class T>
 NNUE_HERE void one(const Job& job, int64_t r) {
     const auto row = [&](int k) {
-        return Row<T>{static_cast<const T*>(job.in[k]) + r * job.strides[k], job.sizes[k]};
+        return Row<T>{{}, static_cast<const T*>(job.in[k]) + r * job.strides[k], job.sizes[k]};
     };
     static_cast<T*>(job.out)[r] = static_cast<T>(of_row<Row<T>>(ARGUMENTS));
 }
@@ -114,7 +125,8 @@ class RowFunction:
         ''', inputs=("x", "y"))
         dot(torch.randn(1000, 1, 3), torch.randn(20, 3), out=torch.empty(1000, 20))
 
-    inputs: the names of the rows in the body, at most 8. `x.sum(f)` adds f of all elements, fast. It is compiled at its
+    inputs: the names of the rows in the body, at most 8. `x.sum(f)` adds f of all elements, fast: on a GPU, several
+    threads share long rows, where each runs the whole body and adds some elements of its sums. It is compiled at its
     first use, with g++ for the CPU and with nvcc for CUDA, and kept in the user's cache folder.
     """
 
@@ -151,9 +163,7 @@ class RowFunction:
                 raise ValueError(
                     f"row function: out: found a tensor that shares memory with {name}, expected memory of its own"
                 )
-        job = _Job(out=made.data_ptr(), rows=made.numel())
-        for i, (row, stride) in enumerate(given):
-            job.in_[i], job.sizes[i], job.strides[i] = row.data_ptr(), row.shape[-1], stride
+        job = _job_of(given, made)
         if made.numel():
             self._run(job, first, max(1, sum(job.sizes)))
         return made
@@ -186,11 +196,8 @@ class RowFunction:
     def _run(self, job: _Job, like: Tensor, cost: int) -> None:
         entry = "apply_float" if like.dtype == torch.float32 else "apply_double"
         if like.device.type == "cuda":
-            call = getattr(self._on_cuda, entry)
             with torch.cuda.device(like.device):
-                error = call(job, torch.cuda.current_stream().cuda_stream)
-            if error is not None:
-                raise RuntimeError(f"row function: {self.name}: CUDA: {error.decode()}")
+                self._launch(self._on_cuda, entry, job, torch.cuda.current_stream().cuda_stream)
             return
         call = getattr(self._on_cpu, entry)
 
@@ -201,21 +208,33 @@ class RowFunction:
 
         window_function._in_threads(part, job.rows, cost)
 
-    @functools.cached_property
-    def _source(self) -> str:
-        places = [f"row({i})" for i in range(len(self.inputs))]
-        text = _SOURCE.replace("PARAMETERS", ", ".join(f"const R {name}" for name in self.inputs))
-        return text.replace("ARGUMENTS", ", ".join(places)).replace("BODY", self.body)
+    def _launch(self, library: Any, entry: str, job: _Job, stream: int | None) -> None:
+        """Calls the library for CUDA."""
+        error = getattr(library, entry)(job, stream)
+        if error is not None:
+            raise RuntimeError(f"row function: {self.name}: CUDA: {error.decode()}")
+
+    def _filled(self, source: str) -> str:
+        """A source with this function in it."""
+        has_sums = re.search(r"\bsum\b", self.body) is not None
+        texts = {
+            "PARAMETERS": ", ".join(f"const R {name}" for name in self.inputs),
+            "ARGUMENTS": ", ".join(f"row({i})" for i in range(len(self.inputs))),
+            "INPUTS": str(len(self.inputs)),
+            "SUMS": "true" if has_sums else "false",
+            "BODY": self.body,
+        }
+        return re.sub(r"\b(PARAMETERS|ARGUMENTS|INPUTS|SUMS|BODY)\b", lambda found: texts[found[0]], source)
 
     @functools.cached_property
     def _on_cpu(self) -> Any:
         flags = [*window_function._CPU_FLAGS, "-fno-math-errno", "-fno-trapping-math", *_vector_flags()]
-        compiler, source = compile_once.find_compiler(_WHAT), self._source + window_function._CPU
+        compiler, source = compile_once.find_compiler(_WHAT), self._filled(_SOURCE + window_function._CPU)
         return window_function._load(self.name, source, ".cpp", compiler, flags, "the CPU", _Job)
 
     @property
     def _cuda_source(self) -> str:
-        return self._source + window_function._CUDA
+        return self._filled(_SOURCE + _row_on_cuda.KERNELS + window_function._CUDA_EXPORTS)
 
     @functools.cached_property
     def _on_cuda(self) -> Any:
@@ -237,6 +256,13 @@ def _rows_of(row: Tensor, shape: torch.Size) -> tuple[Tensor, int]:
     if not shared and row.shape[:-1] != shape:
         row = row.expand(*shape, size)
     return row.contiguous().resolve_neg(), 0 if shared else size
+
+
+def _job_of(given: Sequence[tuple[Tensor, int]], out: Tensor) -> _Job:
+    job = _Job(out=out.data_ptr(), rows=out.numel())
+    for i, (row, stride) in enumerate(given):
+        job.in_[i], job.sizes[i], job.strides[i] = row.data_ptr(), row.shape[-1], stride
+    return job
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:

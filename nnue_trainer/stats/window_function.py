@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from nnue_trainer.files import compile_once
+from nnue_trainer.stats import _state_on_cuda
 
 _WHAT = "window functions"
 
@@ -37,6 +38,7 @@ _HEAD = """\
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <limits>
 #include <vector>
@@ -71,7 +73,6 @@ NNUE_HERE double of_window(const Window w) {
 BODY
 }
 #line 1 "apply"
-constexpr int64_t kBytes = 0;  // that outputs need for each element in `space`
 template <class T>
 NNUE_HERE void one(const Job& job, int64_t index) {
     const int64_t row = index / job.n, i = index % job.n;
@@ -87,9 +88,6 @@ NNUE_HERE void one(const Job& job, int64_t index) {
 """
 )
 
-# A segment of a row is as many outputs, and begins with a new state. What its windows reach is added at the end and
-# removed at the beginning. With `merge`, nothing is removed: the segments are as long as a window. Those windows
-# consist of a suffix of the elements before a cut and a prefix of those behind it.
 _STATE = (
     _HEAD
     + """\
@@ -129,12 +127,17 @@ struct Part {
         found += next.found;
     }
 };
-// suffixes: end - begin of them, at most as many as a window is long, or 1; `apart` from each other.
+"""
+)
+
+# A segment of a row is as many outputs, and begins with a new state. What its windows reach is added at the end and
+# removed at the beginning. With `merge`, nothing is removed: the segments are as long as a window. Those windows
+# consist of a suffix of the elements before a cut and a prefix of those behind it.
+_STATE_ON_CPU = """\
 template <class W, class T>
-NNUE_HERE void merged(const Job& job, const Reach<T>& reach, int64_t begin, int64_t end, T* out, Part<W>* suffixes,
-                      int64_t apart) {
+void merged(const Job& job, const Reach<T>& reach, int64_t begin, int64_t end, T* out) {
+    std::vector<Part<W>> suffixes(static_cast<size_t>(end - begin));
     const int64_t cut = begin + job.first + job.length;
-    if (job.length == 0) suffixes[0] = {};
     Part<W> suffix, prefix;
     for (int64_t i = cut - 1; i >= begin + job.first; --i) {
         Part<W> one;
@@ -142,17 +145,17 @@ NNUE_HERE void merged(const Job& job, const Reach<T>& reach, int64_t begin, int6
         one.append(suffix);
         suffix = one;
         const int64_t at = i - begin - job.first;
-        if (at < end - begin) suffixes[at * apart] = suffix;
+        if (at < end - begin) suffixes[static_cast<size_t>(at)] = suffix;
     }
     for (int64_t i = begin; i < end; ++i) {
-        Part<W> both = suffixes[(i - begin) * apart];
+        Part<W> both = suffixes[static_cast<size_t>(i - begin)];
         both.append(prefix);
         out[i] = number<T>(both.window, both.found, job.min_periods);
         reach.add(prefix.window, prefix.found, cut + i - begin);
     }
 }
 template <class W, class T>
-NNUE_HERE void slid(const Job& job, const Reach<T>& reach, int64_t begin, int64_t end, T* out) {
+void slid(const Job& job, const Reach<T>& reach, int64_t begin, int64_t end, T* out) {
     W window{};
     int64_t found = 0;
     for (int64_t i = begin + job.first; i < begin + job.first + job.length; ++i) reach.add(window, found, i);
@@ -165,27 +168,19 @@ NNUE_HERE void slid(const Job& job, const Reach<T>& reach, int64_t begin, int64_
         if (--found == 0) window = W{};
     }
 }
-constexpr int64_t kBytes = Merges<Window> ? sizeof(Part<Window>) : 0;
 template <class T>
-NNUE_HERE void one(const Job& job, int64_t index) {
+void one(const Job& job, int64_t index) {
     const int64_t segments = job.segments(), row = index / segments;
     const int64_t begin = index % segments * job.segment, end = std::min(begin + job.segment, job.n);
     const Reach<T> reach{static_cast<const T*>(job.x) + row * job.n, job.n};
     T* const out = static_cast<T*>(job.out) + row * job.n;
     if constexpr (Merges<Window>) {
-#ifdef __CUDA_ARCH__
-        // Neighbouring threads write neighbours.
-        merged<Window>(job, reach, begin, end, out, static_cast<Part<Window>*>(job.space) + index, job.rows * segments);
-#else
-        std::vector<Part<Window>> suffixes(static_cast<size_t>(end - begin));
-        merged<Window>(job, reach, begin, end, out, suffixes.data(), 1);
-#endif
+        merged<Window>(job, reach, begin, end, out);
     } else {
         slid<Window>(job, reach, begin, end, out);
     }
 }
 """
-)
 
 _CPU = """\
 template <class T>
@@ -217,6 +212,7 @@ __global__ void all(Job job) {
         one<T>(job, i);
     }
 }
+int64_t bytes_of(const Job&) { return 0; }
 template <class T>
 const char* launch(const Job& job, void* stream) {
     const int64_t blocks = std::min<int64_t>((job.items() + 127) / 128, 1 << 30);
@@ -225,11 +221,14 @@ const char* launch(const Job& job, void* stream) {
     return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 }
+"""
+_CUDA_EXPORTS = """\
 #define EXPORT extern "C" __attribute__((visibility("default")))
 EXPORT const char* apply_float(const Job* job, void* stream) { return launch<float>(*job, stream); }
 EXPORT const char* apply_double(const Job* job, void* stream) { return launch<double>(*job, stream); }
 """
-_BYTES = "EXPORT int64_t bytes() { return kBytes; }\n"
+_SEGMENTS_ON_CUDA = 15  # log2 of the segments of a long row
+_BYTES = "EXPORT int64_t bytes(const Job* job) { return bytes_of(*job); }\n"  # of job->space
 
 # Functions that a GPU may call. Others of a struct have to be constexpr.
 _MEMBER = re.compile(r"\b(?!(?:return|else|case|throw|and|or|not)\b)([\w:]+[\s&*]+)(?=(?:add|remove|merge|value)\s*\()")
@@ -268,7 +267,7 @@ class WindowFunction:
 
     @property
     def _cuda_source(self) -> str:
-        return _SOURCE.replace("BODY", self.body) + _CUDA + _BYTES
+        return _SOURCE.replace("BODY", self.body) + _CUDA + _CUDA_EXPORTS + _BYTES
 
     @functools.cached_property
     def _on_cuda(self) -> Any:
@@ -291,11 +290,11 @@ class WindowState:
         ''')
         stats.rolling(x, 3000).apply(mean)
 
-    The time per element does not depend on the window (on a GPU, up to some thousand elements). `add` gets each
-    observation of a window in order, and `remove` the oldest one; NaN and infinity are left out. Sums that subtract
-    lose digits: the state is made anew after at least 16,384 outputs. With `merge(const Window& b)`, which appends the
-    state b of the elements that follow, nothing is removed. It is compiled at its first use, with g++ for the CPU and
-    with nvcc for CUDA; there, further functions of the struct have to be constexpr.
+    The time per element does not depend on the window (on a GPU with `remove`, up to some thousand elements). `add`
+    gets each observation of a window in order, and `remove` the oldest one; NaN and infinity are left out. Sums that
+    subtract lose digits: the state is made anew after at least 16,384 outputs. With `merge(const Window& b)`, which
+    appends the state b of the elements that follow, nothing is removed. It is compiled at its first use, with g++ for
+    the CPU and with nvcc for CUDA; there, further functions of the struct have to be constexpr.
     """
 
     members: str
@@ -303,11 +302,12 @@ class WindowState:
 
     @functools.cached_property
     def _on_cpu(self) -> Any:
-        return _load_for_cpu(self.name, _STATE.replace("BODY", self.members))
+        return _load_for_cpu(self.name, _STATE.replace("BODY", self.members) + _STATE_ON_CPU)
 
     @property
     def _cuda_source(self) -> str:
-        return _STATE.replace("BODY", _MEMBER.sub(r"NNUE_HERE \1", self.members)) + _CUDA + _BYTES
+        members = _MEMBER.sub(r"NNUE_HERE \1", self.members)
+        return _STATE.replace("BODY", members) + _state_on_cuda.KERNELS + _CUDA_EXPORTS + _BYTES
 
     @functools.cached_property
     def _on_cuda(self) -> Any:
@@ -317,7 +317,7 @@ class WindowState:
         """The outputs that follow one state. `on_cuda`: all outputs, shared by many threads; None for the CPU."""
         merges = re.search(r"\bmerge\b", self.members) is not None
         most = max(length, 1) if merges else max(4 * length, 1 << 14)
-        return most if on_cuda is None else min(most, max(on_cuda >> 16, 64))
+        return most if on_cuda is None else min(most, max(on_cuda >> _SEGMENTS_ON_CUDA, 64)) + 31 & -32
 
 
 def _load_for_cpu(name: str, source: str) -> Any:
@@ -337,8 +337,11 @@ def _load(
 ) -> Any:
     """The library. Its functions return an error or None; they take the job and a range of its parts, or a stream."""
     path = compile_once.library_of(name, "window-functions", source, suffix, compiler, flags, target=target)
-    library = ctypes.CDLL(str(path))
-    rest = (ctypes.c_void_p,) if suffix == ".cu" else (ctypes.c_int64, ctypes.c_int64)
+    return _with_types(ctypes.CDLL(str(path)), job, suffix == ".cu")
+
+
+def _with_types(library: ctypes.CDLL, job: type[ctypes.Structure], on_cuda: bool) -> ctypes.CDLL:
+    rest = (ctypes.c_void_p,) if on_cuda else (ctypes.c_int64, ctypes.c_int64)
     for call in (library.apply_float, library.apply_double):
         call.argtypes, call.restype = [ctypes.POINTER(job), *rest], ctypes.c_char_p
     return library
@@ -371,11 +374,7 @@ def apply(
             )
         _apply_python(function, x, out, first, length, min_periods)
         return out
-    n = x.shape[-1]
-    low, high = max(first, -n), min(first + length, n)
-    span = max(high - low, 0)
-    segment = min(function._segment(span, x.numel() if x.is_cuda else None), n)
-    job = _Job(x.data_ptr(), out.data_ptr(), None, x.numel() // n, n, low, span, min_periods, segment)
+    job = _job_of(function, x, out, first, length, min_periods, x.is_cuda)
     entry = "apply_float" if x.dtype == torch.float32 else "apply_double"
     if x.device.type == "cpu":
         call = getattr(function._on_cpu, entry)
@@ -386,22 +385,34 @@ def apply(
                 raise RuntimeError(f"rolling: apply: {function.name}: {error.decode(errors='replace')}")
 
         whole = isinstance(function, WindowFunction)
-        _in_threads(part, x.numel() // n * -(-n // segment), max(span, 1) if whole else segment + span)
+        items = job.rows * -(-job.n // job.segment)
+        _in_threads(part, items, max(job.length, 1) if whole else job.segment + job.length)
     elif x.device.type == "cuda":
-        library = function._on_cuda
-        library.bytes.restype = ctypes.c_int64
-        space = torch.empty(
-            library.bytes() * x.numel() // n * -(-n // segment) * segment, dtype=torch.uint8, device=x.device
-        )
-        job.space = space.data_ptr()
-        call = getattr(library, entry)
         with torch.cuda.device(x.device):
-            error = call(job, torch.cuda.current_stream().cuda_stream)
-        if error is not None:
-            raise RuntimeError(f"rolling: apply: {function.name}: CUDA: {error.decode()}")
+            _launch(function, function._on_cuda, job, x, torch.cuda.current_stream().cuda_stream)
     else:
         raise ValueError(f"rolling: apply: found a tensor on {x.device}, expected one on cpu or cuda")
     return out
+
+
+def _job_of(
+    function: WindowFunction | WindowState, x: Tensor, out: Tensor, first: int, length: int, least: int, on_cuda: bool
+) -> _Job:
+    n = x.shape[-1]
+    low, high = max(first, -n), min(first + length, n)
+    span = max(high - low, 0)
+    segment = min(function._segment(span, x.numel() if on_cuda else None), n)
+    return _Job(x.data_ptr(), out.data_ptr(), None, x.numel() // n, n, low, span, least, segment)
+
+
+def _launch(function: WindowFunction | WindowState, library: Any, job: _Job, x: Tensor, stream: int | None) -> None:
+    """Calls the library for CUDA."""
+    library.bytes.argtypes, library.bytes.restype = [ctypes.POINTER(_Job)], ctypes.c_int64
+    space = torch.empty(library.bytes(job), dtype=torch.uint8, device=x.device)
+    job.space = space.data_ptr()
+    error = (library.apply_float if x.dtype == torch.float32 else library.apply_double)(job, stream)
+    if error is not None:
+        raise RuntimeError(f"rolling: apply: {function.name}: CUDA: {error.decode()}")
 
 
 def _in_threads(body: Callable[[int, int], None], count: int, cost: int) -> None:

@@ -7,6 +7,7 @@ build/emulated/, so ninja compiles only what has changed; ccache, if it is insta
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import platform
 import re
@@ -17,7 +18,7 @@ import sys
 from pathlib import Path
 
 import torch
-from translate import SOURCES
+from translate import SOURCES, translate
 
 from nnue_trainer.base import _library
 
@@ -61,6 +62,24 @@ def build(project: Path) -> Path:
         places = {"CCACHE_BASEDIR": str(project), "CCACHE_NOHASHDIR": "1", **os.environ}
         subprocess.run([str(ninja()), "--quiet", "-j2", "-C", out], check=True, env=places)
     return out / "emulated.so"
+
+
+def build_source(source: str, folder: Path) -> Path:
+    """The library of one CUDA source that needs nothing of the project, such as that of a user's function."""
+    out = folder / hashlib.sha256(source.encode()).hexdigest()[:16]
+    library = out / "emulated.so"
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.is_file():
+            unit, built = out / "source.cpp", out / "built.so"
+            unit.write_text("#include <cuda_runtime.h>\n" + translate(source))
+            sources = [str(unit), str(HERE / "emulator.cpp")]
+            subprocess.run(
+                [*COMPILER, *FLAGS, f"-I{HERE}", "-shared", *sources, "-pthread", "-o", str(built)], check=True
+            )
+            built.rename(library)
+    return library
 
 
 def rules(project: Path, out: Path) -> str:

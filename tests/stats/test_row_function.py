@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any, cast
 
+import emulated_library
 import pytest
 import torch
+from needs import require
 
 from nnue_trainer.errors import UserError
-from nnue_trainer.stats import RowFunction, WindowFunction, matrix, rolling
+from nnue_trainer.files import compile_once
+from nnue_trainer.stats import RowFunction, WindowFunction, matrix, rolling, row_function, window_function
 
 LENGTH = RowFunction("return sqrt(x.sum([](double v) { return v * v; }));", name="length")
 DOT = RowFunction(
@@ -33,6 +37,76 @@ def test_the_norm_equals_the_operator(dtype: torch.dtype, device: torch.device) 
             torch.testing.assert_close(
                 LENGTH(rows), matrix.norm(x), rtol=1e-6 if dtype == torch.float32 else 1e-14, atol=0
             )
+
+
+# A sum inside a sum, a loop, and a decision that depends on a sum.
+NESTED = RowFunction(
+    """
+    const double mean = x.sum([](double v) { return v; }) / x.size();
+    double first = 0;
+    for (int64_t i = 0; i < 3 && i < x.size(); ++i) first += x[i];
+    if (mean > first) return -first;
+    return x.sum([&](double v) { return v > mean ? x.sum([&](double u) { return u - v; }) : 1.0; });
+    """,
+    name="nested",
+)
+PRODUCT = RowFunction(
+    "return a.sum([](double v) { return v * v; }) * b.sum([](double v) { return v + 1; }) + b.size();",
+    inputs=("a", "b"),
+    name="product",
+)
+# Tiles of short rows, a warp for each row, and a thread block for each long one.
+SHAPES = ((1000, 2), (3000, 1), (300, 3), (50, 31), (40, 32), (40, 64), (21, 65), (9, 100), (4, 0), (9,), (3, 1000))
+LONG = ((2, 4095), (2, 4096), (3, 4097), (1, 40_001), (2049, 4100))
+PAIRS = (((6, 1, 40), (5, 40)), ((5, 40), (40,)), ((200, 3), (3,)), ((200, 3), (200, 70)), ((1, 100), (30, 200)))
+
+
+def agree(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Threads that compute a row together add in another order."""
+    rtol = 1e-6 if found.dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=0, equal_nan=True)
+
+
+def emulated(function: RowFunction, *rows: torch.Tensor) -> torch.Tensor:
+    """The function by its CUDA kernels in the emulator."""
+    require(emulated_library.why_not())
+    path = emulated_library.build_source(function._cuda_source, compile_once.cache_folder("emulated"))
+    library = window_function._with_types(ctypes.CDLL(str(path)), row_function._Job, on_cuda=True)
+    shape = function._check(rows)
+    out = rows[0].new_full(shape, 77)
+    given = [row_function._rows_of(row, shape) for row in rows]
+    entry = "apply_float" if out.dtype == torch.float32 else "apply_double"
+    function._launch(library, entry, row_function._job_of(given, out), None)
+    return out
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_kernels_in_the_emulator(dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(1)
+    for shape in (*SHAPES, *LONG):
+        x = torch.randn(shape, generator=g, dtype=dtype)
+        for function in (LENGTH, NESTED) if x.numel() < 9000 else (LENGTH,):
+            agree(emulated(function, x), function(x))
+    for shapes in PAIRS:
+        rows = [torch.randn(shape, generator=g, dtype=dtype) for shape in shapes]
+        for function in (DOT, PRODUCT):
+            agree(emulated(function, *rows), function(*rows))
+
+
+@pytest.mark.compiler
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_cuda_agrees_with_the_cpu(dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(1)
+    for shape in (*SHAPES, *LONG, (3, 100_000), (200_000, 3)):
+        x = torch.randn(shape, generator=g, dtype=dtype)
+        for function in (LENGTH, NESTED) if x.numel() < 9000 else (LENGTH,):
+            agree(function(x.cuda()).cpu(), function(x))
+    for shapes in PAIRS:
+        rows = [torch.randn(shape, generator=g, dtype=dtype) for shape in shapes]
+        for function in (DOT, PRODUCT):
+            agree(function(*(row.cuda() for row in rows)).cpu(), function(*rows))
 
 
 def test_inputs_broadcast_and_out_is_filled(device: torch.device) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+import emulated_library
 import numpy as np
 import pytest
 import torch
@@ -127,11 +129,84 @@ def test_states_on_cuda(dtype: torch.dtype) -> None:
     """The segments of a GPU are others than those of the CPU."""
     x = values(2, 70_000).to(dtype)
     x[1, 7] = math.inf
-    for window, least, center in ((0, 0, False), (1, 1, False), (7, 3, True), (300, 1, False), (3000, 5, True)):
+    windows = ((0, 0, False), (1, 1, False), (7, 3, True), (30, 1, False), (300, 1, False), (3000, 5, True))
+    for window, least, center in (*windows, (20_000, 9, False), (70_000, 1, False)):
         here, there = (stats.rolling(each, window, least, center) for each in (x, x.cuda()))
         torch.testing.assert_close(there.apply(ENDS).cpu(), here.apply(ENDS), rtol=0, atol=0, equal_nan=True)
         if least:
             torch.testing.assert_close(there.apply(MEAN).cpu(), here.mean(), equal_nan=True)
+            torch.testing.assert_close(there.apply(MERGED_MEAN).cpu(), here.mean(), equal_nan=True)
+
+
+MERGED_MEAN = WindowState(
+    """
+    double sum = 0, count = 0;
+    void add(double x) { sum += x, count += 1; }
+    void merge(const Window& b) { sum += b.sum, count += b.count; }
+    double value() const { return sum / count; }
+    """,
+    "merged mean",
+)
+
+
+# So large that shared memory has room for few of them.
+RESIDUES = WindowState(
+    """
+    int counts[300] = {};
+    constexpr int of(double x) { return static_cast<int>(x < 0 ? -x * 1000 : x * 1000) % 300; }
+    void add(double x) { ++counts[of(x)]; }
+    void merge(const Window& b) { for (int k = 0; k < 300; ++k) counts[k] += b.counts[k]; }
+    double value() const {
+        int most = 0;
+        for (int k = 0; k < 300; ++k) most = counts[k] > most ? counts[k] : most;
+        return most;
+    }
+    """,
+    "residues",
+)
+
+
+def emulated(function: WindowState, x: torch.Tensor, first: int, length: int, least: int) -> torch.Tensor:
+    """`apply` by the CUDA kernels in the emulator."""
+    require(emulated_library.why_not())
+    library = emulated_library.build_source(function._cuda_source, compile_once.cache_folder("emulated"))
+    out = torch.full_like(x, 77)
+    job = window_function._job_of(function, x, out, first, length, least, on_cuda=True)
+    loaded = window_function._with_types(ctypes.CDLL(str(library)), window_function._Job, on_cuda=True)
+    window_function._launch(function, loaded, job, x, None)
+    return out
+
+
+# Windows that one thread adds up; of many segments in a tile; about as long as a tile of 1,792 outputs; longer than the
+# rows; and beside their output.
+PLACES = (
+    (0, 0), (-2, 3), (-15, 16), (-16, 17), (-29, 30), (5, 40), (-299, 300), (-1790, 1791), (-1791, 1792), (-1792, 1793),
+    (-2999, 3000), (-5000, 8000), (-20_000, 20_001),
+)  # fmt: skip
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("function", [MEAN, MERGED_MEAN, ENDS], ids=["remove", "merge", "order"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_states_in_the_emulator(function: WindowState, dtype: torch.dtype) -> None:
+    """Long rows, many short ones, and rows with gaps."""
+    for shape in ((2, 500), (1, 9000), (70, 40)):
+        x = values(*shape).to(dtype)
+        x[0, 7] = math.inf
+        for first, length in PLACES:
+            least = 0 if function is ENDS else 1 + length // 20
+            found = emulated(function, x, first, length, least)
+            expected = window_function.apply(function, x, first, length, least)
+            rtol = 0 if function is ENDS else 1e-10 if dtype == torch.float64 else 1e-5
+            torch.testing.assert_close(found, expected, rtol=rtol, atol=rtol / 10, equal_nan=True)
+
+
+@pytest.mark.compiler
+def test_a_large_state_in_the_emulator() -> None:
+    x = values(2, 700)
+    for first, length in ((-29, 30), (-299, 300)):
+        found, expected = (call(RESIDUES, x, first, length, 1) for call in (emulated, window_function.apply))
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.compiler
@@ -157,7 +232,11 @@ def library_for_cuda(function: RowFunction | WindowFunction | WindowState) -> Pa
 NORM = RowFunction("return sqrt(x.sum([](double v) { return v * v; }));")
 
 
-@pytest.mark.parametrize("function", [SPREAD, MEAN, ENDS, NORM], ids=["function", "state", "merged state", "row"])
+@pytest.mark.parametrize(
+    "function",
+    [SPREAD, MEAN, ENDS, pytest.param(RESIDUES, marks=pytest.mark.slow), NORM],
+    ids=["function", "state", "merged state", "large state", "row"],
+)
 def test_the_cuda_source_is_compiled_by_nvcc(function: RowFunction | WindowFunction | WindowState) -> None:
     assert library_for_cuda(function).is_file()
 

@@ -317,6 +317,46 @@ __global__ void __launch_bounds__(kNormThreads, kNormBlocks)
     parts == nullptr ? out.put(row, mine) : void(parts[row * gridDim.y + blockIdx.y] = mine);
 }
 
+// Short rows: a thread block reads a tile of them together, and each thread adds up whole rows of it.
+constexpr int kShortThreads = 128, kShortBytes = 128;  // threads of a block; of the longest row
+constexpr int kTileBytes = 1 << 14, kMostRounds = 16;  // of a tile, about; of rows for each thread
+constexpr int64_t kEnoughTiles = 512;
+
+// The place of an element in a tile, with a gap of a word behind each 128 bytes against bank conflicts.
+template <class T>
+__device__ inline int place_in_tile(int i) {
+    constexpr int kLine = 128 / sizeof(T), kGap = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
+    return i + i / kLine * kGap;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kShortThreads)
+    short_row_norms(const T* x, int64_t count, int n, int rows_of_tile, const NormsOut<T> out) {
+    __shared__ T tile[(kTileBytes + kTileBytes / 16) / sizeof(T)];
+    const int64_t step = int64_t{gridDim.x} * rows_of_tile;
+    for (int64_t first = int64_t{blockIdx.x} * rows_of_tile; first < count; first += step) {
+        const int rows = static_cast<int>(min(count - first, int64_t{rows_of_tile})), elements = rows * n;
+        const T* const from = x + first * n;
+        int i = threadIdx.x;
+        for (; i + 7 * kShortThreads < elements; i += 8 * kShortThreads) {
+            T found[8];
+#pragma unroll
+            for (int u = 0; u < 8; ++u) found[u] = from[i + u * kShortThreads];
+#pragma unroll
+            for (int u = 0; u < 8; ++u) tile[place_in_tile<T>(i + u * kShortThreads)] = found[u];
+        }
+        for (; i < elements; i += kShortThreads) tile[place_in_tile<T>(i)] = from[i];
+        __syncthreads();
+        for (int row = threadIdx.x; row < rows; row += kShortThreads) {
+            Sums<T> mine{};
+#pragma unroll 4
+            for (int e = row * n; e < (row + 1) * n; ++e) mine.add(tile[place_in_tile<T>(e)]);
+            out.put(first + row, mine);
+        }
+        __syncthreads();
+    }
+}
+
 // One warp per row.
 template <class T>
 __global__ void __launch_bounds__(kWarp) join_parts(const Sums<T>* parts, int count, const NormsOut<T> out) {
@@ -337,6 +377,12 @@ void row_norms_op(const Tensor& x_in, const std::optional<Tensor>& sums, const s
     dispatch_weight_dtype<__half, __nv_bfloat16>(x.scalar_type(), [&]<class T>(T*) {
         const auto pointer = [](const std::optional<Tensor>& to) { return to ? mutable_data<T>(*to) : nullptr; };
         const NormsOut<T> out{pointer(sums), pointer(roots), pointer(largest)};
+        if (n * sizeof(T) <= kShortBytes) {
+            const int64_t most = std::min<int64_t>(kTileBytes / (n * sizeof(T) + 1), count / kEnoughTiles);
+            const int64_t rows = std::clamp<int64_t>(most / kShortThreads, 1, kMostRounds) * kShortThreads;
+            return launch("short_row_norms", short_row_norms<T>, thread_blocks_for(count, rows), kShortThreads, 0,
+                          current_stream(x), const_data<T>(x), count, static_cast<int>(n), static_cast<int>(rows), out);
+        }
         const int64_t wanted = std::clamp<int64_t>(n * sizeof(T) / kLeastBytes, 1, divide_up(kEnoughParts, count));
         // A part begins with a pack if its row does.
         const int64_t length = divide_up(divide_up(n, wanted), kWide<T>) * kWide<T>;

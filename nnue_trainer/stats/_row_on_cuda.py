@@ -1,0 +1,175 @@
+"""The CUDA kernels of `RowFunction`, which are compiled with the user's function.
+
+Short rows are read together by a thread block, through shared memory, and a thread computes each. If the function has
+sums, the threads of a warp, or of a block where there are few rows, compute a longer row together: all of them run the
+function, and each adds its share of the elements of a sum.
+"""
+
+KERNELS = r"""
+constexpr int kRowThreads = 128;
+constexpr int kTileBytes = 1 << 14;  // about what a thread block reads at a time
+constexpr int kLongestInTile = 256;  // bytes of all inputs of a row, and of those that rows share
+constexpr int kTogether = 256;       // threads of a block that computes one row
+constexpr int kShortForTeam = 48;    // elements of a row, fewer than which one thread computes it
+constexpr int kLongForWarp = 4096;   // and more than which a block computes it, if there are few rows
+constexpr int kFewRows = 4096;
+constexpr int64_t kEnoughBlocks = 512;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// Elements in shared memory, with a gap behind each 128 bytes against bank conflicts.
+template <class T>
+__device__ __forceinline__ int padded(int i) {
+    return i + i / (128 / static_cast<int>(sizeof(T)));
+}
+template <class T>
+struct TileRow : Sums<TileRow<T>> {
+    const T* tile;
+    int first, count;
+    __device__ TileRow(const T* tile_, int first_, int count_) : tile(tile_), first(first_), count(count_) {}
+    __device__ __forceinline__ int64_t size() const { return count; }
+    __device__ __forceinline__ double operator[](int64_t i) const {
+        return static_cast<double>(tile[padded<T>(first + static_cast<int>(i))]);
+    }
+};
+
+// A row that several threads compute together. All of them call `sum` at the same places with the same function. A sum
+// inside the function of another one is every thread's own.
+struct Team {
+    double* parts;  // of each warp
+    bool inside;
+};
+template <class T, int kThreads>
+struct TeamRow {
+    const T* from;
+    int64_t count;
+    Team* team;
+    __device__ __forceinline__ int64_t size() const { return count; }
+    __device__ __forceinline__ double operator[](int64_t i) const { return static_cast<double>(from[i]); }
+
+    template <class F>
+    __device__ __forceinline__ double sum(F f) const {
+        if (team->inside) return Row<T>{{}, from, count}.sum(f);
+        team->inside = true;
+        double total = 0;
+#pragma unroll 8
+        for (int64_t i = threadIdx.x % kThreads; i < count; i += kThreads) total += f((*this)[i]);
+        team->inside = false;
+#pragma unroll
+        for (int by = 16; by > 0; by /= 2) total += __shfl_xor_sync(kAllLanes, total, by);
+        if constexpr (kThreads > 32) {
+            __syncthreads();
+            if (threadIdx.x % 32 == 0) team->parts[threadIdx.x / 32] = total;
+            __syncthreads();
+            total = 0;
+#pragma unroll
+            for (int w = 0; w < kThreads / 32; ++w) total += team->parts[w];
+        }
+        return total;
+    }
+};
+
+// The inputs in a tile: a row for each of the block's rows, or one row that all share.
+struct Tile {
+    int rows, places[8], elements[8];
+};
+template <class T>
+__global__ void __launch_bounds__(kRowThreads) tiled_rows(const Job job, const Tile tile) {
+    extern __shared__ double memory[];
+    T* const elements = reinterpret_cast<T*>(memory);
+    for (int64_t first = blockIdx.x * static_cast<int64_t>(tile.rows); first < job.rows;
+         first += gridDim.x * static_cast<int64_t>(tile.rows)) {
+        const int rows = static_cast<int>(std::min<int64_t>(tile.rows, job.rows - first));
+#pragma unroll
+        for (int k = 0; k < kInputs; ++k) {
+            const T* const from = static_cast<const T*>(job.in[k]) + first * job.strides[k];
+            T* const to = elements + tile.places[k];
+            const int count = job.strides[k] == 0 ? tile.elements[k] : rows * tile.elements[k];
+            int i = threadIdx.x;
+            for (; i + 7 * kRowThreads < count; i += 8 * kRowThreads) {
+                T found[8];
+#pragma unroll
+                for (int u = 0; u < 8; ++u) found[u] = from[i + u * kRowThreads];
+#pragma unroll
+                for (int u = 0; u < 8; ++u) to[padded<T>(i + u * kRowThreads)] = found[u];
+            }
+            for (; i < count; i += kRowThreads) to[padded<T>(i)] = from[i];
+        }
+        __syncthreads();
+        for (int r = threadIdx.x; r < rows; r += kRowThreads) {
+            const auto row = [&](int k) {
+                const int size = tile.elements[k];
+                return TileRow<T>(elements + tile.places[k], job.strides[k] == 0 ? 0 : r * size, size);
+            };
+            static_cast<T*>(job.out)[first + r] = static_cast<T>(of_row<TileRow<T>>(ARGUMENTS));
+        }
+        __syncthreads();
+    }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kRowThreads) rows_alone(const Job job) {
+    const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+    for (int64_t r = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; r < job.rows; r += step) {
+        one<T>(job, r);
+    }
+}
+
+template <class T, int kThreads>
+__global__ void __launch_bounds__(kTogether) rows_together(const Job job) {
+    __shared__ double parts[kTogether / 32];
+    Team team{parts, false};
+    const int64_t step = static_cast<int64_t>(gridDim.x) * (kTogether / kThreads);
+    for (int64_t r = blockIdx.x * static_cast<int64_t>(kTogether / kThreads) + threadIdx.x / kThreads; r < job.rows;
+         r += step) {
+        const auto row = [&](int k) {
+            return TeamRow<T, kThreads>{static_cast<const T*>(job.in[k]) + r * job.strides[k], job.sizes[k], &team};
+        };
+        const double found = of_row<TeamRow<T, kThreads>>(ARGUMENTS);
+        if (threadIdx.x % kThreads == 0) static_cast<T*>(job.out)[r] = static_cast<T>(found);
+    }
+}
+
+// The tile, and its bytes, or 0 if the rows are too long for one.
+template <class T>
+size_t tile_of(const Job& job, Tile& tile) {
+    int64_t own = 0, shared = 0;
+    for (int k = 0; k < kInputs; ++k) {
+        if (job.sizes[k] > kLongestInTile) return 0;
+        (job.strides[k] == 0 ? shared : own) += job.sizes[k] * static_cast<int64_t>(sizeof(T));
+    }
+    if (own > kLongestInTile || shared > kLongestInTile) return 0;
+    const int64_t most = std::min<int64_t>(kTileBytes / (own + 1), job.rows / kEnoughBlocks) / kRowThreads;
+    tile.rows = static_cast<int>(std::clamp<int64_t>(most, 1, 16)) * kRowThreads;
+    int place = 0;
+    for (int k = 0; k < kInputs; ++k) {
+        tile.elements[k] = static_cast<int>(job.sizes[k]), tile.places[k] = place;
+        const int count = job.strides[k] == 0 ? tile.elements[k] : tile.rows * tile.elements[k];
+        place += count + count / (128 / static_cast<int>(sizeof(T))) + 1;
+    }
+    return static_cast<size_t>(place) * sizeof(T);
+}
+
+template <class T>
+const char* launch(const Job& job, void* to) {
+    const cudaStream_t stream = static_cast<cudaStream_t>(to);
+    const auto blocks = [&](int64_t each) {
+        return static_cast<unsigned>(std::min<int64_t>((job.rows + each - 1) / each, INT32_MAX));
+    };
+    int64_t longest = 0;
+    for (int k = 0; k < kInputs; ++k) longest = std::max(longest, job.sizes[k]);
+    Tile tile{};
+    const size_t bytes = tile_of<T>(job, tile);
+    if (bytes > 0) {
+        tiled_rows<T><<<blocks(tile.rows), kRowThreads, bytes, stream>>>(job, tile);
+    } else if (!kHasSums || longest < kShortForTeam) {
+        rows_alone<T><<<blocks(kRowThreads), kRowThreads, 0, stream>>>(job);
+    } else if (job.rows <= kFewRows && longest > kLongForWarp) {
+        rows_together<T, kTogether><<<blocks(1), kTogether, 0, stream>>>(job);
+    } else {
+        rows_together<T, 32><<<blocks(kTogether / 32), kTogether, 0, stream>>>(job);
+    }
+    const cudaError_t error = cudaGetLastError();
+    return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+}
+"""
