@@ -336,11 +336,13 @@ def pagerank(
     each = None if shares is not None else 1 / graph.offsets.diff().double()
     parts = _parts(offsets)
     rank, come, change = jump.clone(), torch.empty_like(jump), math.inf
+    # The same memory for each part: the allocator may keep that of tensors that are made anew.
+    gathered = jump.new_empty(max((end - begin for _, _, begin, end in parts), default=0))
     for _ in range(most):
         lost = rank[stuck].sum()
         moving = rank if each is None else rank * each
         for first, last, begin, end in parts:
-            found = moving[sources[begin:end].long()]
+            found = torch.index_select(moving, 0, sources[begin:end], out=gathered[: end - begin])
             if shares is not None:
                 found *= shares[begin:end]
             ends = offsets[first : last + 1] - begin
