@@ -60,6 +60,12 @@ class Browser:
         where: dict[str, float] = self._driver.execute_script(script + "return e.getBoundingClientRect().toJSON()", to)
         return where
 
+    def heights(self, selector: str) -> list[float]:
+        """The heights of the elements that match, in pixels."""
+        script = "return [...document.querySelectorAll(arguments[0])].map(e => e.getBoundingClientRect().height)"
+        found: list[float] = self._driver.execute_script(script, selector)
+        return found
+
     def screenshot(self, path: Path, *, height: int | None = None) -> None:
         """Saves a picture of the whole page, or of its first `height` pixels."""
         size = self._driver.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]

@@ -103,6 +103,16 @@ def test_a_wide_table_shows_that_it_goes_on(browser, tmp_path, dark):
         assert [abs(instance(int, color) - paper) > 40 for color in colors] == [left, right]
 
 
+def test_short_names_are_in_one_line(browser, tmp_path):
+    """Also with hyphens, where a browser breaks lines, in a table that is wider than the page."""
+    rows = [("muon-seed-1.nnue", *("0.123456 ± 0.000001",) * 12), ("net", *("1",) * 12)]
+    table = Table(("net", *("figure",) * 12), rows)
+    save(Page("A page", "", [Section("Nets", tables=[table])]), tmp_path / "page.html")
+    browser.open(tmp_path / "page.html", DESKTOP)
+    heights = browser.heights("tbody tr")
+    assert heights[0] <= heights[1] + 1
+
+
 def test_a_test_of_the_test(browser, tmp_path):
     """Each defect is found: a script that fails, a plot without size, a line too long, a picture from elsewhere."""
     page = tmp_path / "wrong.html"

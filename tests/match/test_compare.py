@@ -11,6 +11,7 @@ from small_runs import split_sample, written
 from nnue_trainer.analysis.comparison import plan as plans
 from nnue_trainer.analysis.comparison import run as runs
 from nnue_trainer.analysis.comparison.recipes import entrants_of
+from nnue_trainer.analysis.comparison.result import signed
 from nnue_trainer.errors import UserError
 
 FakeEngine = Callable[..., str]
@@ -195,3 +196,7 @@ def test_a_net_that_was_exchanged_is_refused(fake_engine: FakeEngine, tmp_path: 
     (folder / "nets" / "mine-seed-1.nnue").write_bytes(b"another")
     with pytest.raises(UserError, match=r"mine-seed-1.nnue: not the net that mine-seed-1.json describes"):
         run(recipe, fake_engine(), "-o", folder)
+
+
+def test_no_difference_has_no_sign_of_a_loss() -> None:
+    assert [signed(elo) for elo in (-0.04, -0.0, 0.04, -0.06)] == ["+0.0", "+0.0", "+0.0", "-0.1"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nnue_trainer.analysis.comparison.recipes import changes
-from nnue_trainer.analysis.comparison.result import Comparison, elo_text, table, verdicts
+from nnue_trainer.analysis.comparison.result import Comparison, elo_text, signed, table, verdicts
 from nnue_trainer.files.pages.page import Page, Section, Table
 from nnue_trainer.files.pages.plots import SERIES, SOFT, Draw, Plot
 
@@ -64,7 +64,7 @@ def _nets(found: Comparison) -> Section:
     ratings = found.ratings
     rows = []
     for number, net in enumerate(found.nets):
-        elo = f"{ratings.nets[number]:+.1f} ± {ratings.net_errors[number]:.1f}" if ratings else "–"
+        elo = f"{signed(ratings.nets[number])} ± {ratings.net_errors[number]:.1f}" if ratings else "–"
         figures = (f"{net.figures[name]:.6g}" for name in names)
         rows.append((net.file, elo, *figures, f"{net.seconds:.1f}", net.sha256[:12]))
     text = "Elo against the mean of the first recipe's nets; the errors count games only."
@@ -79,7 +79,8 @@ def plots(found: Comparison) -> list[Plot]:
         drawn.append(Plot("Elo", _elo(found), note=note, legend=legend))
         drawn += [
             Plot(f"Elo and {name}", _scatter(found, name), note="Each dot is a net.", legend=legend)
-            for name in found.figures[:3]
+            for name in ("loss", "result_cross_entropy", "even_rank_correlation")
+            if name in found.figures
         ]
     drawn.append(Plot("Seconds of training", _seconds(found), note="In steps, mean of the seeds.", legend=legend))
     return drawn

@@ -62,8 +62,13 @@ class Comparison:
         return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
+def signed(elo: float) -> str:
+    """With one digit after the point, and without the sign of −0."""
+    return f"{round(elo, 1) + 0.0:+.1f}"
+
+
 def elo_text(found: Difference | None) -> str:
-    return "0" if found is None else f"{found.elo:+.1f} ± {found.error:.1f}"
+    return "0" if found is None else f"{signed(found.elo)} ± {found.error:.1f}"
 
 
 def table(found: Comparison, figures: Sequence[str] | None = None) -> tuple[list[str], list[list[str]]]:
@@ -95,7 +100,7 @@ def verdicts(found: Comparison) -> list[str]:
     lines = []
     for each in ratings.differences:
         first, second = labels[each.first], labels[each.second]
-        sure = f"{each.elo:+.1f} ± {each.error:.1f} Elo, of which games ± {each.of_games:.1f}"
+        sure = f"{signed(each.elo)} ± {each.error:.1f} Elo, of which games ± {each.of_games:.1f}"
         if each.winner is None:
             lines.append(f"{second} against {first}: no winner: {sure}")
         else:
