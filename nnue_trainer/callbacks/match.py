@@ -57,7 +57,8 @@ class Match(Callback):
         return sprt
 
     def start(self, run: Run) -> None:
-        from nnue_trainer.match.players import check_engine
+        from nnue_trainer.match.openings import OpeningOptions, Openings
+        from nnue_trainer.match.players import check_engine, quantized_net
 
         for path in (self.against, self.openings):
             if path is not None and not Path(path).is_file():
@@ -68,6 +69,9 @@ class Match(Callback):
                 f"training.checkpoint_every, {run.checkpoint_every}"
             )
         try:
+            Openings(OpeningOptions(self.openings, seed=run.seed), 1)
+            if self.against and self.engine is None:  # an engine may read nets that we do not
+                quantized_net(Path(self.against))
             recipe = schema.to_data(run.recipe)
             check_engine(run.model.architecture, recipe, self.engine, self._options, self.net_option)
         except UserError as error:

@@ -291,6 +291,15 @@ def test_matches_without_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not (tmp_path / "run/matches/step-000000040/nets").exists()
 
 
+@pytest.mark.parametrize("key", ["against", "openings"])
+def test_files_of_a_match_are_read_before_the_first_step(tmp_path: Path, key: str) -> None:
+    (tmp_path / "notes.txt").write_text("neither a net nor a position\n")
+    run = training(tmp_path / "run", [{"kind": "match", key: str(tmp_path / "notes.txt")}])
+    with pytest.raises(UserError, match=r"^training\.callbacks: match: .*notes\.txt"):
+        run.train()
+    assert run.step == 0
+
+
 def test_matches_against_the_last_net_that_passed(tmp_path: Path, fake_engine: Callable[..., str]) -> None:
     from nnue_trainer.analysis.report import build
 
