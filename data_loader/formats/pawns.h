@@ -13,6 +13,7 @@
 namespace nnue::data {
 
 inline constexpr int kLargestEvaluation = 31999;  // below 32002, which means "no score"
+inline constexpr const char* kClampedEvaluations = "evaluations of 31999 internal units or more, read as 31999";
 
 class PawnUnit {
   public:
@@ -27,7 +28,8 @@ class PawnUnit {
         }
     }
 
-    // Internal units of an evaluation in pawns: rounded to nearest, clamped to ±kLargestEvaluation.
+    // Internal units of an evaluation in pawns: rounded to nearest, clamped to ±kLargestEvaluation. Readers count
+    // these, since scores from about 31,750 on also stand for mates.
     std::int16_t internal(double pawns) const {
         return static_cast<std::int16_t>(
             std::clamp(std::round(pawns * pawn_), -double{kLargestEvaluation}, double{kLargestEvaluation}));

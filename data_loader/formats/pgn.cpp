@@ -252,6 +252,9 @@ class PgnReader final : public PgnReaderBase {
             const int side = ply.before.side_to_move;
             const bool same = view == View::kWhite ? side == kWhite : is_before;
             const double own = internal_units(*eval, dialect, same ? 1 : -1);
+            if (std::abs(own) == kLargestEvaluation && !eval->is_mate) {
+                count(kClampedEvaluations, 1, source ? comment_of(*source) : "");
+            }
             Entry e;
             e.position = ply.before;
             e.move = ply.move;

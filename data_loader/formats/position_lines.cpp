@@ -4,6 +4,7 @@
 #include <array>
 #include <cctype>
 #include <charconv>
+#include <cstdlib>
 #include <utility>
 
 #include "chess/position.h"
@@ -157,7 +158,7 @@ void check_counters(std::string_view position, std::string_view rest) {
     }
 }
 
-Entry decode_epd(std::string_view line, const PawnUnit& pawn) {
+Entry decode_epd(std::string_view line, const PawnUnit& pawn, std::uint64_t& clamped) {
     const std::string_view position = position_of(line);
     check_counters(position, line.substr(position.size()));
     const std::vector<Operation> operations = operations_of(line.substr(position.size()));
@@ -195,6 +196,7 @@ Entry decode_epd(std::string_view line, const PawnUnit& pawn) {
         e.score = static_cast<std::int16_t>(*mate > 0 ? kMateScore - 2 * *mate + 1 : -kMateScore - 2 * *mate);
     } else if (centipawns) {
         e.score = pawn.internal(static_cast<double>(*centipawns) / 100);
+        clamped += std::abs(e.score) == kLargestEvaluation;
     }
     if (!white) {
         throw FormatError("a position without a result, expected <FEN> | <score> | <result>, or an EPD operation " +
@@ -382,6 +384,7 @@ std::vector<std::string> PositionListReader::notes() const {
             found.emplace_back("no column with scores, expected one named score, cp or eval");
         if (!columns_.unread.empty()) found.push_back("columns that are not read: " + columns_.unread);
     }
+    if (clamped_) found.push_back(std::string(kClampedEvaluations) + ": " + std::to_string(clamped_));
     if (unscored_) {
         found.push_back("positions without a score: " + std::to_string(unscored_) + ", such as " + unscored_example_);
     }
@@ -429,7 +432,7 @@ Entry PositionListReader::decode_line(std::string_view line) {
             return e;
         }
         default: {
-            const Entry e = decode_epd(line, pawn_);
+            const Entry e = decode_epd(line, pawn_, clamped_);
             count_score(e, line.substr(position_of(line).size()));
             return e;
         }

@@ -57,7 +57,7 @@ class PositionListReader final : public PositionLineReader {
     PawnUnit pawn_;  // of the operation ce
     bool is_list_;
     bool has_game_results_ = false;
-    std::uint64_t brackets_ = 0, values_ = 0, unscored_ = 0;
+    std::uint64_t brackets_ = 0, values_ = 0, unscored_ = 0, clamped_ = 0;
     std::string unscored_example_;
 };
 

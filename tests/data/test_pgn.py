@@ -276,6 +276,18 @@ def test_comments_without_an_evaluation_are_shown(tmp_path: Path, comment: str) 
     assert found == ([], [f"games left out, without evaluations: 1{example}"])
 
 
+def test_evaluations_beyond_the_largest_are_counted(tmp_path: Path) -> None:
+    """At 208 units, 153.84 pawns is 31,999, which stands for a mate, too; 153.8 is 31,990."""
+    large = "evaluations of 31999 internal units or more, read as 31999"
+    found, notes = scores(tmp_path / "x", game("1. e4 {+200.00/30 1s} e5 {-153.80/30 1s} 2. d4 {+M1/30 1s}"))
+    assert found == [31999, -31990, 31999]
+    assert notes[0] == f"{large}: 1, such as line 4: '{{+200.00/30 1s}}'"
+    (tmp_path / "y").write_text(f'{START[:-4]} ce -20000; c9 "1-0";\n{START[:-4]} dm 1; c9 "1-0";\n')
+    records, notes = read(tmp_path / "y")
+    assert [row[2] for row in _data.describe(records)] == [-31999, 31999]
+    assert notes == [f"{large}: 1"]
+
+
 def test_results_of_the_header_and_of_the_end(tmp_path: Path) -> None:
     def results(header: str, end: str) -> list[int]:
         path = tmp_path / "x"
