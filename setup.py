@@ -48,6 +48,9 @@ VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "nnue_trainer" / "__init__.
 # 2.10: the oldest torch whose stable ABI has all that csrc/ uses. Its headers leave parameters unused.
 OPS_FLAGS = ["-DTORCH_TARGET_VERSION=0x020a000000000000", "-Wno-unused-parameter"]
 
+# The lowest compute capability that has kernels.
+OLDEST_GPU = 80
+
 # Feature sets and records: one definition for the data pipeline, the CPU operator and the CUDA kernel.
 SHARED_HEADERS = ("data_loader/base/*.h", "data_loader/chess/*.h", "data_loader/features/*.h")
 SHARED_SOURCES = ("data_loader/base/*.cpp", "data_loader/features/*.cpp")
@@ -259,13 +262,29 @@ def builds_cuda(nvcc: str | None) -> bool:
         raise SystemExit(f"FORCE_CUDA is {forced!r}, expected 0 or 1")
     if forced == "1" and nvcc is None:
         raise SystemExit("FORCE_CUDA=1, but no nvcc: put it on PATH or set CUDA_HOME to the CUDA toolkit")
+    if forced != "0" and names_only_old_gpus():
+        message = (
+            f"NNUE_CUDA_ARCHS is {os.environ['NNUE_CUDA_ARCHS']!r}: kernels need a compute capability of 8.0 or later"
+        )
+        if forced == "1":
+            raise SystemExit(message)
+        print(f"CUDA: not built: {message}; training.device=cuda uses PyTorch's operators", file=sys.stderr)
+        return False
     return nvcc is not None if forced == "" else forced == "1"
+
+
+def names_only_old_gpus() -> bool:
+    """Whether NNUE_CUDA_ARCHS has only capabilities below 8.0, such as the 7.5 of a notebook's T4 (docs/install.md)."""
+    archs = os.environ.get("NNUE_CUDA_ARCHS", "").replace(" ", "").strip(";").split(";")
+    return all(arch.isdigit() and int(arch) < OLDEST_GPU for arch in archs)
 
 
 def cuda_build(nvcc: str | None) -> str:
     """Whether the CUDA library is built, or why not, for `nnue info`; the words are in base/_library.py."""
     if builds_cuda(nvcc):
         return "built"
+    if os.environ.get("FORCE_CUDA", "") == "" and nvcc is not None:
+        return "old_gpu"
     return "no_nvcc" if os.environ.get("FORCE_CUDA", "") == "" else "forced_off"
 
 
@@ -285,7 +304,7 @@ def architectures(nvcc: str) -> list[str]:
     archs = [a.strip() for a in os.environ.get("NNUE_CUDA_ARCHS", every).split(";") if a.strip()]
     if not archs or not all(a.isdigit() for a in archs):
         raise SystemExit(f"NNUE_CUDA_ARCHS is {';'.join(archs)!r}, expected compute capabilities such as '80;90'")
-    return sorted(archs, key=int)
+    return sorted((arch for arch in archs if int(arch) >= OLDEST_GPU), key=int)
 
 
 @cache
@@ -300,7 +319,7 @@ def architectures_of_torch(text: str) -> list[str]:
                 "NNUE_CUDA_ARCHS='80;90', which comes first"
             )
         found.add(match[1] + match[2])
-    archs = sorted((arch for arch in found if int(arch) >= 80), key=int)
+    archs = sorted((arch for arch in found if int(arch) >= OLDEST_GPU), key=int)
     if not archs:
         raise SystemExit(f"TORCH_CUDA_ARCH_LIST is {text!r}, expected a compute capability of 8.0 or later")
     print(

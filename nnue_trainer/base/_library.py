@@ -49,6 +49,7 @@ def _load(path: Path) -> str | None:
 # The CPU library's record of the CUDA library of the same build: NNUE_CUDA_BUILD in setup.py.
 _WHY_NO_CUDA = {
     "forced_off": "FORCE_CUDA=0 was set when this package was built",
+    "old_gpu": "NNUE_CUDA_ARCHS had only compute capabilities below 8.0, for which there are no kernels",
     "no_nvcc": "nvcc was not found when this package was built; see FORCE_CUDA",
     "built": "it was built with this package, but the file is not here",
 }
@@ -112,6 +113,19 @@ def build_info(path: Path) -> dict[str, Any] | None:
         return None
     info: dict[str, Any] = json.loads(found.group(1))
     return info
+
+
+def has_kernels(device: str) -> bool:
+    """Whether the library for CUDA is loaded and was built for the GPU `device`, "cuda" or "cuda:1", or for older ones.
+    True for a GPU that does not exist."""
+    if load().cuda_error is not None:
+        return False
+    built = (build_info(CUDA_LIBRARY) or {}).get("architectures", "")
+    index = torch.device(device).index or 0
+    if not built or index >= torch.cuda.device_count():
+        return True
+    major, minor = torch.cuda.get_device_capability(index)
+    return 10 * major + minor >= min(map(int, built.split("+")))
 
 
 def facts() -> dict[str, Any]:

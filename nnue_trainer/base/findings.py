@@ -18,6 +18,8 @@ from nnue_trainer.base.machine import Machine
 SHARED_MEMORY = 1 << 30
 """Bytes of /dev/shm below which a training in several processes may fail."""
 WHEELS_GLIBC = (2, 35)
+OLDEST_GPU = 80
+"""Ten times the lowest compute capability that has kernels, as in setup.py."""
 
 
 @dataclass(frozen=True)
@@ -125,17 +127,22 @@ def _no_cuda_library(machine: Machine, info: Info) -> Finding | None:
 
 
 def _old_gpu(machine: Machine, info: Info) -> Finding | None:
-    built = info["cuda_ops"]["built"]
-    if info["cuda_ops"]["error"] is not None or not built or "architectures" not in built:
-        return None
-    lowest = min(int(word) for word in built["architectures"].split("+"))
-    for device in info["cuda_devices"]:
+    built = info["cuda_ops"]["built"] if info["cuda_ops"]["error"] is None else None
+    lowest = min(map(int, (built or {}).get("architectures", str(OLDEST_GPU)).split("+")))
+    for device in [] if info["torch_hip"] else info["cuda_devices"]:
         major, minor = map(int, device["compute_capability"].split("."))
-        if 10 * major + minor < lowest:
+        capability = 10 * major + minor
+        if capability < OLDEST_GPU:
+            return Finding(
+                f"{device['name']} has compute capability {major}.{minor}, and the CUDA operators need "
+                f"{OLDEST_GPU // 10}.{OLDEST_GPU % 10} or later",
+                "training.device=cuda, with which PyTorch's operators compute the forward and backward pass on it",
+            )
+        if capability < lowest:
             return Finding(
                 f"{device['name']} has compute capability {major}.{minor}, and the CUDA operators were built for "
                 f"{lowest // 10}.{lowest % 10} and later",
-                f"NNUE_CUDA_ARCHS={10 * major + minor} make build, or training.device=cpu if that fails",
+                f"NNUE_CUDA_ARCHS={capability} make build",
             )
     return None
 
@@ -179,5 +186,5 @@ def _no_bytecode(machine: Machine, info: Info) -> Finding | None:
 
 
 Check = Callable[[Machine, Info], Finding | None]
-GPU_CHECKS: tuple[Check, ...] = (_driver, _torch_without_cuda, _torch_sees_no_gpu, _no_cuda_library, _old_gpu)
+GPU_CHECKS: tuple[Check, ...] = (_driver, _torch_without_cuda, _torch_sees_no_gpu, _old_gpu, _no_cuda_library)
 CHECKS: tuple[Check, ...] = (_another_distribution, _parts, unused_gpu, _shared_memory, _quota, _old_cpu, _no_bytecode)

@@ -26,7 +26,7 @@ def choose_device(name: str, ranks: Ranks | None = None) -> torch.device:
         return torch.device("cpu")
     if name == "auto":
         # Without the CUDA operators, those for the CPU are faster than torch's on a GPU.
-        name = "cuda" if available and _library.load().cuda_error is None else "cpu"
+        name = "cuda" if available and _library.has_kernels("cuda") else "cpu"
     device = torch.device(name)
     several = device.type == "cuda" and ranks is not None and ranks.several
     wanted = ""
@@ -56,9 +56,9 @@ def offloaded(name: str) -> torch.device | None:
     kind = name.partition(":")[0]
     if kind in ("auto", "cpu"):
         return None
-    if kind == "cuda" and (not torch.cuda.is_available() or _library.load().cuda_error is None):
-        return None  # `choose_device` reports a missing GPU
     try:
+        if kind == "cuda" and (not torch.cuda.is_available() or _library.has_kernels(name)):
+            return None  # `choose_device` reports a missing GPU
         device = torch.device(name)
         torch.zeros(1, dtype=torch.float32, device=device).add_(1)
     except (RuntimeError, NotImplementedError, AssertionError, ImportError) as error:

@@ -64,7 +64,19 @@ def test_a_healthy_machine_has_no_finding() -> None:
             {}, {"cuda_ops": {"built": BUILT, "error": "undefined symbol: x"}},
             "the CUDA operators cannot be loaded: undefined symbol: x", "make build",
         ),
-        ({}, {"cuda_devices": [H200, T4]}, "Tesla T4 has compute capability 7.5", "NNUE_CUDA_ARCHS=75 make build"),
+        (
+            {}, {"cuda_devices": [H200, T4]},
+            "Tesla T4 has compute capability 7.5, and the CUDA operators need 8.0 or later", "training.device=cuda",
+        ),
+        (
+            {}, {"cuda_devices": [T4], "cuda_ops": {"built": None, "error": "no _ops_cuda.so"}},
+            "Tesla T4 has compute capability 7.5", "training.device=cuda",
+        ),
+        (
+            {}, {"cuda_ops": {"built": BUILT | {"architectures": "100+120"}, "error": None}},
+            "NVIDIA H200 has compute capability 9.0, and the CUDA operators were built for 10.0 and later",
+            "NNUE_CUDA_ARCHS=90 make build",
+        ),
         (
             {"container": True, "shared_memory": 64 << 20}, {"cuda_devices": [H200, H200]},
             "/dev/shm has 64 MiB", "--shm-size=1g",

@@ -63,6 +63,7 @@ def test_gpus_that_this_nvcc_can_compile_for(project_root: Path, tmp_path: Path,
     [
         ({"TORCH_CUDA_ARCH_LIST": "7.5;8.0 9.0a+PTX"}, "80;90"),
         ({"TORCH_CUDA_ARCH_LIST": "8.0", "NNUE_CUDA_ARCHS": "86"}, "86"),
+        ({"NNUE_CUDA_ARCHS": "75;90"}, "90"),
         ({"TORCH_CUDA_ARCH_LIST": ""}, "80;86;90;100;120"),
         ({"TORCH_CUDA_ARCH_LIST": "Hopper"}, "TORCH_CUDA_ARCH_LIST has 'Hopper', expected numbers"),
         ({"TORCH_CUDA_ARCH_LIST": "7.0"}, "expected a compute capability of 8.0 or later"),

@@ -97,3 +97,24 @@ def test_a_gpu_without_our_library_is_such_a_device(monkeypatch: pytest.MonkeyPa
     assert devices.choose_device("auto") == torch.device("cpu")
     with pytest.raises(UserError, match="found 'cuda', which torch"):  # this torch has no CUDA
         devices.choose_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("capability", "built", "chosen"),
+    [((7, 5), "80+86+90", "cpu"), ((8, 0), "80+86+90", "cuda"), ((8, 6), "90", "cpu"), ((9, 0), "80", "cuda")],
+)
+def test_a_gpu_older_than_the_kernels_is_such_a_device(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], built: str, chosen: str
+) -> None:
+    """Such as the T4 of free notebooks, on which the library loads, but no kernel starts."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+    monkeypatch.setattr(_library, "load", lambda: _library.Libraries(None, None))
+    monkeypatch.setattr(_library, "build_info", lambda path: {"architectures": built})
+    assert devices.choose_device("auto") == torch.device(chosen)
+    if chosen == "cuda":
+        assert devices.offloaded("cuda") is None
+    else:
+        with pytest.raises(UserError, match="found 'cuda', which torch"):  # this torch has no CUDA
+            devices.offloaded("cuda")
