@@ -30,7 +30,7 @@ from nnue_trainer.data.formats.built_in import BuiltIn, open_native
 from nnue_trainer.data.reading import FORMATS_IN_PAWNS, Reading, ReadingOptions, any_scored
 from nnue_trainer.data.score_units import RUNS_FOR_UNITS, Sample
 from nnue_trainer.errors import UserError
-from nnue_trainer.files.atomic import replacing
+from nnue_trainer.files.atomic import check_name, replacing
 
 FORMATS: tuple[str, ...] = tuple(name for name, _, _ in _data.formats())
 """The names of the built-in formats."""
@@ -79,6 +79,7 @@ Progress = Callable[[int, int], None]
 
 def format_for(path: StrPath, chosen: str | DataFormat | None = None) -> DataFormat:
     """The format to write `path` in: the chosen one, or the one of the name's suffix. UserError if there is neither."""
+    check_name(path)
     if isinstance(chosen, DataFormat):
         return chosen
     if chosen is not None:

@@ -192,7 +192,7 @@ def remove_dead(folder: StrPath, *, unlocked: bool = False) -> None:
 def check_new(path: StrPath, overwrite: bool, data: bytes | None = None) -> None:
     """Every command calls this before its work, and again before it commits: UserError if its output `path` exists,
     unless the user gave `--overwrite`. `data`: what is to be written; a file that holds just this may stay."""
-    _check_name(path)
+    check_name(path)
     if overwrite or not os.path.lexists(path):
         return
     if data is not None and _holds(Path(path), data):
@@ -206,7 +206,7 @@ def check_all_new(outputs: Sequence[StrPath], overwrite: bool) -> None:
     """`check_new` for all outputs of a command that cannot continue. If the same command line was killed when it had
     written some of them, they may be replaced; `finished.Finished` if it had written all."""
     for output in outputs:
-        _check_name(output)
+        check_name(output)
     own = [output for output in outputs if finished.expect(output)]
     there = [output for output in outputs if os.path.lexists(output)]
     missing = [output for output in outputs if output not in there]
@@ -259,14 +259,14 @@ def _open_folder(path: Path) -> int:
     return os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
 
 
-def _check_name(path: StrPath) -> None:
+def check_name(path: StrPath) -> None:
     """UserError for "-", which would be a file of this name where users expect standard output."""
     if str(path) == "-":
         raise UserError("-: standard output cannot be written, expected the name of a file to write")
 
 
 def _check_target(folder: int, path: Path) -> None:
-    _check_name(path)
+    check_name(path)
     if path.name in ("", ".."):
         raise UserError(f"{path}: is a folder, expected the name of a file to write")
     try:
