@@ -133,6 +133,10 @@ std::string other_kind(const Head& head) {
     constexpr std::size_t kTarMark = 257;
     if (all.size() > kTarMark && all.substr(kTarMark).starts_with("ustar")) return "a tar archive: unpack it";
     if (all.size() > 10 && all.substr(8).starts_with("{\"")) return "a safetensors file, such as a checkpoint";
+    // Nets of Stockfish and of this project: a version, a hash, and the size of a text, which is below 65,536.
+    for (const std::string_view version : {"\x16\x2f\xf3\x7a", "\x20\x2f\xf3\x7a", "\xfa\x8a\x44\x6a", "\x01STN"}) {
+        if (all.size() > 12 && all.starts_with(version) && all[10] == 0 && all[11] == 0) return "a net";
+    }
     const std::string_view line = head.first_line();
     if (line.starts_with('{') || line.starts_with('[')) {
         if (line.find("\"fen\"") != std::string_view::npos && line.find("\"evals\"") != std::string_view::npos) {

@@ -1011,7 +1011,8 @@ class Stack {
         here.board = board;
         here.computed = 0;
         // After a null move, the accumulator of the ply before serves.
-        const bool is_same = ply > 0 && std::memcmp(at(ply - 1).board.piece, board.piece, sizeof board.piece) == 0;
+        const bool is_same = ply > 0 && std::memcmp(at(ply - 1).board.piece, board.piece, sizeof board.piece) == 0 &&
+                             std::memcmp(at(ply - 1).board.king, board.king, sizeof board.king) == 0;
         here.holder = is_same ? at(ply - 1).holder : ply;
     }
     const Board& board(int ply) const { return plies_[static_cast<std::size_t>(ply)].board; }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -20,7 +21,26 @@ MAX_NODES = 10_000
 
 def read_yaml(path: str | os.PathLike[str]) -> Any:
     """The contents of a small YAML file, as plain data. UserError, one line, if it is unreadable or not YAML."""
+    _check_kind(Path(path))
     return _read_yaml(read_text(path, MAX_BYTES), str(path))
+
+
+def _check_kind(path: Path) -> None:
+    """UserError for a run folder, a checkpoint or a net, which people pass where a recipe belongs."""
+    try:
+        if path.is_dir():
+            has = f"; the recipe of this run is {path / 'recipe.yaml'}" if (path / "recipe.yaml").is_file() else ""
+            raise UserError(f"{path}: found a folder, expected a YAML file, such as a recipe{has}")
+        is_checkpoint = path.suffix == ".safetensors" and path.is_file()
+    except OSError:
+        return  # for its reader to report
+    if is_checkpoint:
+        raise UserError(
+            f"{path}: found a checkpoint, expected a YAML file, such as a recipe: that of a run is RUN/recipe.yaml, "
+            "and `nnue train --resume RUN` continues it"
+        )
+    if path.suffix == ".nnue":
+        raise UserError(f"{path}: found a net, expected a YAML file, such as a recipe")
 
 
 class _Loader(yaml.SafeLoader):

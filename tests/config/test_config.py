@@ -226,6 +226,20 @@ def test_unreadable_files(tmp_path):
         config.load(tmp_path / "binary.yaml")
 
 
+def test_other_files_of_this_project_in_place_of_a_recipe(tmp_path):
+    for name in ("last.safetensors", "net.nnue", "run/recipe.yaml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"\xff")
+    for name, message in (
+        ("last.safetensors", "last.safetensors: found a checkpoint, .* `nnue train --resume RUN` continues it$"),
+        ("net.nnue", "net.nnue: found a net, expected a YAML file"),
+        ("run", "run: found a folder, .*; the recipe of this run is .*run/recipe.yaml$"),
+        (".", "found a folder, expected a YAML file, such as a recipe$"),
+    ):
+        with pytest.raises(UserError, match=message):
+            config.load(tmp_path / name)
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [("1e-3", 1e-3), ("1E5", 1e5), ("-2.5e+2", -250.0), (".5", 0.5), ("3.", 3.0), ("7", 7), ("1e", "1e")],

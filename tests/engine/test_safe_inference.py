@@ -29,6 +29,7 @@ int main(int, char** argv) {
     std::mt19937 random(1);
     const auto accumulators = std::make_unique<nnue::Accumulator<Net>[]>(3);
     nnue::Cache<Net> cache;
+    nnue::Stack<Net> stack(9);
     for (int game = 0; game < 40; ++game) {
         nnue::Board board;
         board.put(0, nnue::kKing, nnue::kWhite);
@@ -40,6 +41,7 @@ int main(int, char** argv) {
         };
         for (int i = 0; i < 10 * game; ++i) put();
         network->refresh(board, accumulators[0]);
+        stack.set(0, board);
         for (int ply = 0; ply < 8; ++ply) {
             const nnue::Board before = board;
             for (int i = 0; i < 3; ++i) put();
@@ -50,6 +52,15 @@ int main(int, char** argv) {
             if (std::memcmp(accumulators[1].values, accumulators[2].values, sizeof accumulators[1].values)) return 2;
             if (network->evaluate(accumulators[1], board) != network->evaluate(accumulators[2], board)) return 3;
             accumulators[0] = accumulators[1];
+            // In the stack, the king's square also changes without a piece; not all plies are evaluated.
+            nnue::Board other = board;
+            if (random() % 2) other = stack.board(ply);
+            other.king[random() % 2] = static_cast<std::uint8_t>(random() % 64);
+            stack.set(ply + 1, other);
+            if (random() % 2) continue;
+            network->refresh(other, accumulators[2]);
+            const auto& found = network->accumulator(stack, ply + 1);
+            if (std::memcmp(found.values, accumulators[2].values, sizeof found.values)) return 4;
         }
     }
     return 0;
