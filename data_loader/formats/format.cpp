@@ -177,7 +177,10 @@ const DataFormat& detect_format(const Head& head, const std::string& path) {
     if (is_text) throw FormatError(path + ": lines of text, but " + lines);
     if (sound.empty()) sound = cut;
     if (sound.size() == 1) return *sound[0];
-    if (sound.empty()) throw FormatError(path + ": in no known format (" + failures + ")");
+    if (sound.empty()) {
+        throw FormatError(path + ": in no known format (" + failures +
+                          "); for a damaged file: `nnue data convert --from FORMAT --skip-bad`");
+    }
     throw FormatError(path + ": could be " + sound[0]->name + " or " + sound[1]->name +
                       ": convert it with `nnue data convert --from FORMAT`");
 }

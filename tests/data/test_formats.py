@@ -195,6 +195,20 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert int(kibibytes) < 300 << 10
 
 
+def test_a_damaged_file_is_read_as_the_error_says(tmp_path: Path) -> None:
+    """Without a magic number, one damaged record near the beginning hides the format."""
+    path, out = tmp_path / "x.bullet", tmp_path / "y.bin"
+    with PositionWriter(path) as writer:
+        writer.write(records_from_fens([START] * 3))
+    data = bytearray(path.read_bytes())
+    data[40:48] = bytes(8)
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"for a damaged file: `nnue data convert --from FORMAT --skip-bad`$"):
+        convert([path], out)
+    done = convert([path], out, source="bulletformat", skip_bad=True)
+    assert (done.positions, done.skipped) == (2, 1)
+
+
 def test_bad_is_skipped_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
     path.write_text(f"{START} | 12 | 1.0\n{START} | twelve | 1.0\n\n{START} | 13 | 2.0\n{START} | 14 | [0.5]\r\n")
