@@ -178,9 +178,9 @@ class Evaluator::Impl {
         num_sides_ = first.sides == Sides::kBoth ? 2 : 1;
         require(first.bias.bytes == 2 && first.bias.rows == 1 && width_ > 0,
                 shape(first.bias) + ", expected int16 [1, n]");
-        require(first.weights.size() == parts_.size(),
-                std::to_string(first.weights.size()) + " first weights, expected " + std::to_string(parts_.size()) +
-                    ", one for each feature set of the sum");
+        require(first.weights.size() == parts_.size(), std::to_string(first.weights.size()) +
+                                                           " first weights, expected " + std::to_string(parts_.size()) +
+                                                           ", one for each feature set of the sum");
         require(first.psqt.empty() || first.psqt.size() == parts_.size(), "PSQT columns of some parts only");
         require(first.psqt.empty() || num_sides_ == 2, "PSQT columns with one perspective");
         require(forward_.num_stacks >= 1, "no stacks");
