@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(256) direct(const Job job) {
 // ---- remove ----
 
 constexpr int kSlideWarps = 2;   // of a thread block
-constexpr int kSlideBlocks = 6;  // of a multiprocessor; limits the registers
+constexpr int kSlideBlocks = 4;  // of a multiprocessor; with more, float64 has too few registers
 constexpr int kSpan = 16;       // elements of a segment in a tile
 constexpr int kAtOnce = 32 / kSpan;  // segments of which a warp reads elements with one instruction
 
