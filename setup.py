@@ -256,6 +256,7 @@ def compiler_problem() -> str | None:
     return None
 
 
+@cache
 def builds_cuda(nvcc: str | None) -> bool:
     forced = os.environ.get("FORCE_CUDA", "")
     if forced not in ("", "0", "1"):
