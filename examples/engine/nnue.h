@@ -66,7 +66,9 @@
 #define NNUE_CODE plain
 #endif
 #if defined(__AVX512F__) || defined(__AVX10_1__)
-#if defined(__AVX512VBMI__)
+#if defined(__AVX512VBMI__) && defined(__AVX512VBMI2__) && defined(__AVX512VL__)
+#define NNUE_LEVEL 6
+#elif defined(__AVX512VBMI__)
 #define NNUE_LEVEL 5
 #else
 #define NNUE_LEVEL 4
@@ -1440,18 +1442,34 @@ struct PlacesOfBits {
 };
 inline constexpr PlacesOfBits kPlacesOfBits{};
 
-// Lists the blocks of four inputs that are not all 0; returns their number. `blocks` has 8 places more than blocks.
+#if defined(NNUE_AVX512) && NNUE_LEVEL == 6
+#define NNUE_COMPRESS
+// Writes first + the place of each of 16 bits; returns their number. `to` has 16 places.
+inline int list_bits(unsigned bits, int first, std::uint16_t* to) {
+    const __m256i places = _mm256_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m256i numbers = _mm256_add_epi16(places, _mm256_set1_epi16(static_cast<std::int16_t>(first)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                        _mm256_maskz_compress_epi16(static_cast<__mmask16>(bits), numbers));
+    return bit_count(bits);
+}
+#endif
+
+// Lists the blocks of four inputs that are not all 0; returns their number. `blocks` has 16 places more than blocks.
 template <int Size>
 inline int list_blocks(const std::uint8_t* x, std::uint16_t* blocks) {
     int count = 0, i = 0;
 #if defined(NNUE_VECTORS)
     for (; i + kBytes <= Size; i += kBytes) {
         unsigned bits = fours_with_bits(x + i);
+#if defined(NNUE_COMPRESS)
+        count += list_bits(bits, i / 4, blocks + count);
+#else
         for (int first = i / 4; first < (i + kBytes) / 4; first += 8, bits >>= 8) {
             const auto& places = kPlacesOfBits.of[bits & 255];
             for (int k = 0; k < 8; ++k) blocks[count + k] = static_cast<std::uint16_t>(first + places[k]);
             count += bit_count(bits & 255);
         }
+#endif
     }
 #endif
     for (; i < Size; i += 4) {
@@ -1467,7 +1485,7 @@ inline int list_blocks(const std::uint8_t* x, std::uint16_t* blocks) {
 // weights are in blocks, too: [size / 4][Outputs][4].
 template <int Outputs, int Size>
 inline void dot_blocks(const std::uint8_t* x, const std::int8_t* weight, std::int32_t* y) {
-    std::uint16_t blocks[Size / 4 + 8];
+    std::uint16_t blocks[Size / 4 + 16];
     const int count = list_blocks<Size>(x, blocks);
 #if defined(NNUE_VECTORS)
     if constexpr (Outputs % kInts == 0) {
@@ -2367,39 +2385,46 @@ class Network {
     // Raw value of the layers.
     std::int64_t compute(State& state, const Accumulator<Net>& accumulator, int bucket) const {
         state.bucket = bucket;
-        alignas(64) std::int16_t totals[kSums == 2 ? kPerspectives<Net> : 1][kSums == 2 ? Net::kHidden : 1];
-        for (int perspective = 0; perspective < kPerspectives<Net>; ++perspective) {
+        constexpr bool kNeedsTotals = kOnlySquares && kSums == 2;
+        alignas(64) std::int16_t totals[kNeedsTotals ? kPerspectives<Net> : 1][kNeedsTotals ? Net::kHidden : 1];
+        for (int perspective = 0; kOnlySquares && perspective < kPerspectives<Net>; ++perspective) {
             state.values[perspective] = accumulator.values[perspective];
-            if constexpr (kSums == 2) {
-                const auto &first = accumulator.values[perspective],
-                           &second = accumulator.values[kPerspectives<Net> + perspective];
-                for (int j = 0; j < Net::kHidden; ++j) {
-                    totals[perspective][j] = static_cast<std::int16_t>(first[j] + second[j]);
-                }
+            if constexpr (kNeedsTotals) {
+                for (int j = 0; j < Net::kHidden; ++j) totals[perspective][j] = value_of(accumulator, perspective, j);
                 state.values[perspective] = totals[perspective];
             }
         }
-        if constexpr (!kOnlySquares) first_activations(state);
+        if constexpr (!kOnlySquares) first_activations(state, accumulator);
         return run<0>(state);
     }
 
-    static void first_activations(State& state) {
+    static std::int16_t value_of(const Accumulator<Net>& accumulator, int perspective, int j) {
+        const std::int16_t first = accumulator.values[perspective][j];
+        if constexpr (kSums == 1) {
+            return first;
+        } else {
+            return static_cast<std::int16_t>(first + accumulator.values[kPerspectives<Net> + perspective][j]);
+        }
+    }
+
+    static void first_activations(State& state, const Accumulator<Net>& accumulator) {
         for (int side = 0; side < kSides; ++side) {
-            const std::int16_t* values = state.values[side_of(state.us, side)];
+            const int perspective = side_of(state.us, side);
+            const auto factor = [&](int j) { return clipped(value_of(accumulator, perspective, j)); };
             constexpr int kOther = Net::kActivation == Activation::kPairwise ? kPerSide : 0;
             if constexpr (kWholeProducts) {
                 for (int j = 0; j < kPerSide; ++j) {
-                    state.left[side * kPerSide + j] = clipped(values[j]);
-                    state.right[side * kPerSide + j] = clipped(values[j + kOther]);
+                    state.left[side * kPerSide + j] = factor(j);
+                    state.right[side * kPerSide + j] = factor(j + kOther);
                 }
             } else {
                 auto* out = state.template vector<0>() + side * kPerSide;
                 for (int j = 0; j < kPerSide; ++j) {
                     // The compiler's vectors hold twice as many products of 16 bits as of 32.
                     using Product = std::conditional_t<Net::kClip <= 255, std::uint16_t, int>;
-                    auto value = static_cast<Product>(clipped(values[j]));
+                    auto value = static_cast<Product>(factor(j));
                     if constexpr (Net::kActivation != Activation::kCrelu) {
-                        const auto product = static_cast<Product>(value * clipped(values[j + kOther]));
+                        const auto product = static_cast<Product>(value * factor(j + kOther));
                         value = static_cast<Product>(product >> Net::kProductShift);
                     }
                     out[j] = static_cast<VectorOf<0>>(value);

@@ -191,7 +191,8 @@ def test_units_for_two_instruction_sets_share_no_function(tmp_path: Path) -> Non
         "    return network.evaluate(accumulator, board);\n}\n"
     )
     found: list[set[str]] = []
-    for flags in ("-mavx512f -mavx512bw", "-mavx2", "-DNNUE_PLAIN -mavx512f", "-DNNUE_PLAIN"):
+    targets = ("-march=icelake-client", "-march=icelake-client -mno-avx512vbmi2", "-mavx512f -mavx512bw", "-mavx2")
+    for flags in (*targets, "-DNNUE_PLAIN -mavx512f", "-DNNUE_PLAIN"):
         command = ["g++", "-std=c++17", "-O0", *flags.split(), f"-I{ENGINE}", "-c", "unit.cpp", "-o", "unit.o"]
         subprocess.run(command, cwd=tmp_path, check=True)
         listed = subprocess.run(["nm", "-C", "unit.o"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
