@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +30,22 @@ def lock(descriptor: int) -> None:
     """Locks an open file for this process until it is closed. BlockingIOError if another has locked it, OSError where
     the file system has no locks."""
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def wait_for_lock(descriptor: int, wait: Callable[[], object]) -> bool:
+    """`lock` as soon as no other process has it; until then `wait` is called every 50 ms. Returns whether another
+    one had it. Where the file system has no locks, returns at once."""
+    waited = False
+    while True:
+        try:
+            lock(descriptor)
+            return waited
+        except BlockingIOError:
+            waited = True
+            time.sleep(0.05)
+            wait()
+        except OSError:
+            return waited
 
 
 def start_writing(descriptor: int) -> None:

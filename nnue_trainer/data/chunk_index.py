@@ -409,24 +409,13 @@ def _turn(paths: Sequence[str], poll: Poll) -> Iterator[bool]:
     has waited: the index then has what the other found. Without locks, all list them, and get the same."""
     name = hashlib.blake2b("\0".join(map(os.path.abspath, paths)).encode("utf-8", "surrogateescape"), digest_size=12)
     path = Path(tempfile.gettempdir(), f"nnue-index-{os.geteuid()}-{name.hexdigest()}.lock")
-    waits = False
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:
         yield False
         return
     with os.fdopen(lock, "rb"):
-        while True:
-            try:
-                system.lock(lock)
-                break
-            except BlockingIOError:
-                waits = True
-                time.sleep(0.05)
-                if poll:
-                    poll()
-            except OSError:
-                break
+        waits = system.wait_for_lock(lock, poll or (lambda: None))
         if not waits:
             try:
                 yield False

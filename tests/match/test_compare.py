@@ -1,7 +1,9 @@
 """`nnue compare` from recipes to an answer, with a player that moves by a hash; continued, in parts, and its errors."""
 
 import json
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from small_runs import split_sample, written
 
 from nnue_trainer.analysis.comparison import plan as plans
 from nnue_trainer.analysis.comparison import run as runs
-from nnue_trainer.analysis.comparison.recipes import entrants_of
+from nnue_trainer.analysis.comparison.recipes import Entrant, entrants_of
 from nnue_trainer.analysis.comparison.result import signed
 from nnue_trainer.errors import UserError
 
@@ -89,6 +91,44 @@ def test_parts_give_the_nets_and_games_of_a_whole(fake_engine: FakeEngine, tmp_p
                 net.pop("seconds")
     assert both[0] == both[1]
     assert (parts / "match" / "games.pgn").read_bytes() == (whole / "match" / "games.pgn").read_bytes()
+
+
+def test_of_parts_that_start_together_one_measures(
+    tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entrants = entrants_of([str(recipe), "fast: optimizer.lr=0.02"])
+    measured: list[str] = []
+    said: list[str] = []
+    began, go_on = threading.Event(), threading.Event()
+
+    def speed(entrant: Entrant, say: object) -> float:
+        measured.append(entrant.label)
+        began.set()
+        assert go_on.wait(60)
+        return 1000.0
+
+    monkeypatch.setattr(plans, "_speed", speed)
+
+    def say(text: str) -> None:
+        said.append(text)
+        go_on.set()
+
+    folder = tmp_path / "out"
+    with ThreadPoolExecutor(2) as parts:
+        first = parts.submit(plans.make_plan, folder, entrants, [1], "positions", first=True, say=say)
+        assert began.wait(60)
+        second = parts.submit(plans.make_plan, folder, entrants, [1], "positions", first=False, say=say)
+        assert first.result() == second.result()
+    assert measured == [entrant.label for entrant in entrants]
+    assert said == [f"{folder}: another part measures the speeds"]
+
+    def fails(entrant: Entrant, say: object) -> float:
+        raise UserError("no memory")
+
+    monkeypatch.setattr(plans, "_speed", fails)
+    with pytest.raises(UserError, match="no memory"):
+        plans.make_plan(tmp_path / "other", entrants, [1], "positions", first=True, say=say)
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.slow

@@ -3,17 +3,20 @@ with the same nets in another process or on another machine."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from nnue_trainer import schema
 from nnue_trainer.analysis.comparison.recipes import Entrant, positions
+from nnue_trainer.base import system
 from nnue_trainer.base.status import PREEMPTED, Preempted
 from nnue_trainer.config.outline import outline
 from nnue_trainer.errors import UserError
@@ -78,16 +81,17 @@ def make_plan(
     path = folder / PLAN
     saved = _read(path)
     if saved is None:
-        if equal == "time" and not first:
-            raise UserError(
-                f"{path}: no such file yet: with --equal time, start part 1 first, which measures the speeds"
-            )
-        speeds = [_speed(each, say) for each in entrants]
-        folder.mkdir(parents=True, exist_ok=True)
-        saved = {"digest": _digest(asked), **asked, "speeds": speeds}
-        with replacing(path) as output:
-            output.write_text(json.dumps(saved, indent=1, ensure_ascii=False) + "\n")
-    elif saved["digest"] != _digest(asked):
+        with _turn(folder, say):
+            saved = _read(path)
+            if saved is None:
+                if equal == "time" and not first:
+                    raise UserError(
+                        f"{path}: no such file yet: with --equal time, start part 1 first, which measures the speeds"
+                    )
+                saved = {"digest": _digest(asked), **asked, "speeds": [_speed(each, say) for each in entrants]}
+                with replacing(path) as output:
+                    output.write_text(json.dumps(saved, indent=1, ensure_ascii=False) + "\n")
+    if saved["digest"] != _digest(asked):
         raise UserError(
             f"{folder}: holds a comparison of other recipes, seeds or data; -o DIR starts another one, "
             "--overwrite replaces it"
@@ -98,6 +102,29 @@ def make_plan(
         seconds = positions(found[0].recipe()) / speeds[0]
         found = [found[0], *(_for(each, seconds, speed) for each, speed in zip(found[1:], speeds[1:], strict=True))]
     return Plan(tuple(found), tuple(seeds), equal, tuple(speeds))
+
+
+@contextlib.contextmanager
+def _turn(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """One part measures the speeds, while the others that were started with it wait for its plan. The folder is made,
+    and goes again if it stays empty."""
+    told: list[None] = []
+
+    def wait() -> None:
+        if not told:
+            say(f"{folder}: another part measures the speeds")
+            told.append(None)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        system.wait_for_lock(descriptor, wait)
+        folder.mkdir(exist_ok=True)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        os.close(descriptor)
 
 
 def _for(entrant: Entrant, seconds: float, speed: float) -> Entrant:
