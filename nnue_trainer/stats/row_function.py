@@ -24,6 +24,7 @@ _SOURCE = """\
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <stdexcept>
 #ifdef __CUDACC__
@@ -52,6 +53,29 @@ NNUE_HERE double folded(const double* lanes) {
         return folded<width / 2>(half);
     }
 }
+// The sum of 16 lanes in the order of `folded`, which g++ would compute through memory.
+NNUE_HERE double folded_16(const double* lanes) {
+#ifdef __CUDACC__
+    return folded<8>(lanes);
+#else
+    typedef double Four __attribute__((vector_size(32)));
+    Four a, b;
+#ifdef __AVX512F__  // narrower vectors would make g++ compute all lanes in them
+    typedef double Eight __attribute__((vector_size(64)));
+    Eight c, d;
+    std::memcpy(&c, lanes, 64), std::memcpy(&d, lanes + 8, 64);
+    c += d;
+    std::memcpy(&a, &c, 32), std::memcpy(&b, reinterpret_cast<const char*>(&c) + 32, 32);
+#else
+    Four c, d;
+    std::memcpy(&a, lanes, 32), std::memcpy(&b, lanes + 4, 32);
+    std::memcpy(&c, lanes + 8, 32), std::memcpy(&d, lanes + 12, 32);
+    a += c, b += d;
+#endif
+    a += b;
+    return (a[0] + a[2]) + (a[1] + a[3]);
+#endif
+}
 // `sum` of a row that one thread computes.
 template <class Of>
 struct Sums {
@@ -68,7 +92,7 @@ struct Sums {
             for (; i + kLanes <= count; i += kLanes) {
                 for (int k = 0; k < kLanes; ++k) lanes[k] += f(x[i + k]);
             }
-            total = folded<kLanes / 2>(lanes);
+            total = folded_16(lanes);
         }
         for (; i + 4 <= count; i += 4) {
             double four[4];

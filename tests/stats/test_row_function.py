@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import emulated_library
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from needs import require
@@ -118,6 +120,40 @@ def test_inputs_broadcast_and_out_is_filled(device: torch.device) -> None:
     torch.testing.assert_close(DOT(b, a[0, 0]), b @ a[0, 0])
     torch.testing.assert_close(DOT(b.expand(3, 5, 40), a[:3]), torch.einsum("ixn,jn->ij", a[:3], b))
     assert DOT(b, a[0, 0, :3]).eq(-1).all()
+
+
+def in_order(squares: npt.NDArray[np.float64]) -> float:
+    """The sum in the order of `x.sum`."""
+
+    def folded(lanes: npt.NDArray[np.float64]) -> float:
+        while len(lanes) > 1:
+            lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
+        return float(lanes[0])
+
+    done = len(squares) // 16 * 16
+    lanes = np.zeros(16)
+    for chunk in squares[:done].reshape(-1, 16):
+        lanes += chunk
+    total = folded(lanes)
+    fours = done + (len(squares) - done) // 4 * 4
+    for four in squares[done:fours].reshape(-1, 4):
+        total += folded(four)
+    for square in squares[fours:]:
+        total += float(square)
+    return total
+
+
+@pytest.mark.parametrize("level", ["AVX512", "AVX2", "DEFAULT"])
+def test_vectors_of_all_widths_give_the_same_bits(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    levels = ["AVX512", "AVX2", "DEFAULT"]
+    own = torch.backends.cpu.get_cpu_capability()
+    if levels.index(level) < levels.index(own if own in levels else "DEFAULT"):
+        pytest.skip(f"this CPU has no {level}")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: level)
+    function = RowFunction("return x.sum([](double v) { return v * v; });")
+    for n in (1, 3, 4, 15, 16, 17, 32, 47, 100):
+        x = torch.from_numpy(np.random.default_rng(n).standard_normal((20, n)))
+        assert function(x).tolist() == [in_order(row * row) for row in x.numpy()]
 
 
 def test_many_rows_in_several_threads() -> None:
