@@ -63,7 +63,7 @@ def compare(
         typer.Option("--set", metavar="KEY=VALUE", help="Field to override in all recipes; may be repeated."),
     ] = None,
     seeds: Annotated[
-        str, typer.Option(metavar="N|LIST", help="Number of seeds of each recipe, or the seeds: 7,8,9.")
+        str, typer.Option(metavar="N|LIST", help="Number of seeds of each recipe, or the seeds: 7,8,9, and 7, for one.")
     ] = "3",
     equal: Annotated[
         str,
@@ -150,11 +150,11 @@ class _Player(NamedTuple):
 
 
 def seeds_of(text: str) -> list[int]:
-    """The seeds of --seeds: 1 to N, or a list. UserError for other texts."""
-    if not re.fullmatch(r"\d{1,18}(,\d{1,18})*", text):
-        raise UserError(f"--seeds {quoted(text)}: expected a number of seeds, or a list such as 7,8,9")
-    numbers = [int(number) for number in text.split(",")]
-    found = numbers if len(numbers) > 1 else list(range(1, numbers[0] + 1))
+    """The seeds of --seeds: 1 to N, or a list, of which a comma may follow the last one. UserError for other texts."""
+    if not re.fullmatch(r"\d{1,18}(,\d{1,18})*,?", text):
+        raise UserError(f"--seeds {quoted(text)}: expected a number of seeds, or a list such as 7,8,9 or 7,")
+    numbers = [int(number) for number in text.split(",") if number]
+    found = numbers if "," in text else list(range(1, numbers[0] + 1))
     if not 1 <= len(found) <= 1000 or len(set(found)) < len(found):
         raise UserError(f"--seeds {quoted(text)}: expected 1 to 1000 different seeds")
     return found

@@ -14,6 +14,7 @@ from nnue_trainer.analysis.comparison import plan as plans
 from nnue_trainer.analysis.comparison import run as runs
 from nnue_trainer.analysis.comparison.recipes import Entrant, entrants_of
 from nnue_trainer.analysis.comparison.result import signed
+from nnue_trainer.cli import compare
 from nnue_trainer.errors import UserError
 
 FakeEngine = Callable[..., str]
@@ -189,6 +190,16 @@ def test_recipes_on_the_command_line(recipe: Path) -> None:
     assert [each.label for each in found] == ["mine", "lr=0.02", "lr=0.02,batch_size=125", "x"]
     assert found[2].recipe().data.batch_size == 125
     assert [each.label for each in entrants_of(["sfnnv5", "optimizer.lr=3e-3"], ["data.train=a", "data.validation=b"])]
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"), [("3", [1, 2, 3]), ("7,8,9", [7, 8, 9]), ("61,", [61]), ("1", [1]), ("7,8,", [7, 8])]
+)
+def test_seeds_are_a_number_or_a_list(text: str, seeds: list[int]) -> None:
+    assert compare.seeds_of(text) == seeds
+    for wrong in ("", ",", "7,,8", ",7", "a", "-1"):
+        with pytest.raises(UserError, match="expected a number of seeds, or a list such as 7,8,9 or 7,"):
+            compare.seeds_of(wrong)
 
 
 def test_a_recipe_named_twice_trains_with_other_seeds(recipe: Path) -> None:
