@@ -7,10 +7,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <limits>
 #include <random>
 #include <string_view>
+#include <vector>
 
 namespace nnue::system {
 namespace {
@@ -29,6 +34,17 @@ Done repeat(Bytes bytes, int at_zero, Call call) {
         done.bytes += static_cast<std::size_t>(n);
     }
     return done;
+}
+
+double quota_of(const std::filesystem::path& group, bool is_version_1) {
+    double quota = 0, period = 0;  // "max" leaves 0
+    if (is_version_1) {
+        std::ifstream(group / "cpu.cfs_quota_us") >> quota;
+        std::ifstream(group / "cpu.cfs_period_us") >> period;
+    } else {
+        std::ifstream(group / "cpu.max") >> quota >> period;
+    }
+    return quota > 0 && period > 0 ? quota / period : std::numeric_limits<double>::infinity();
 }
 
 }  // namespace
@@ -100,6 +116,31 @@ std::size_t most_open_files() {
     rlimit limit{};
     if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return SIZE_MAX;
     return static_cast<std::size_t>(limit.rlim_cur);
+}
+
+double cpu_quota(const std::string& root) {
+    const std::filesystem::path from = root;
+    double found = std::numeric_limits<double>::infinity();
+    std::ifstream groups(from / "proc/self/cgroup");
+    for (std::string line; std::getline(groups, line);) {  // number:controllers:path, without controllers in version 2
+        const std::size_t first = line.find(':'), second = line.find(':', first + 1);
+        if (second == std::string::npos) continue;
+        const std::string controllers = line.substr(first + 1, second - first - 1);
+        const bool is_version_1 = !controllers.empty();
+        if (is_version_1 && ("," + controllers + ",").find(",cpu,") == std::string::npos) continue;
+        const std::vector<std::string> mounts = {controllers, is_version_1 ? "cpu" : ""};
+        for (const std::string& mount : mounts) {
+            // In a container the path may be the host's, and its own group is mounted as the root.
+            std::filesystem::path group = from / "sys/fs/cgroup" / mount;
+            found = std::min(found, quota_of(group, is_version_1));
+            for (const auto& part : std::filesystem::path(line.substr(second + 1)).relative_path()) {
+                if (part == "..") continue;
+                group /= part;
+                found = std::min(found, quota_of(group, is_version_1));
+            }
+        }
+    }
+    return found;
 }
 
 bool resize(const File& file, std::uint64_t bytes) {

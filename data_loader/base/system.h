@@ -57,6 +57,10 @@ struct FileStatus {
 // None if this is not a regular file.
 std::optional<FileStatus> status_of_regular(const File& file);
 
+// The CPUs that the control groups of this process may use at most, as those of a container; infinite without a quota.
+// The Python package has the same function in nnue_trainer/base/system.py. `root` is for tests.
+double cpu_quota(const std::string& root = "/");
+
 // How many files this process may have open.
 std::size_t most_open_files();
 

@@ -10,9 +10,8 @@
 
 namespace nnue::data {
 
-inline int default_threads() {
-    return std::max(1u, std::thread::hardware_concurrency());
-}
+// One for each CPU that this process may run on, and no more than the quota of its container.
+int default_threads();
 
 // Calls body(begin, end) for disjoint ranges that cover [0, n). threads ≤ 0: one per CPU. Small loops stay on one
 // thread. Where the system gives no more threads, the calling thread does their parts itself.

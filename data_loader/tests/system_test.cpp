@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <limits>
 #include <thread>
 
 #include "temporary_directory.h"
@@ -30,6 +32,34 @@ TEST_F(System, ReadsAtAnOffsetUpToTheEnd) {
     EXPECT_EQ(read, 2u);
     EXPECT_EQ(error, 0);
     EXPECT_EQ(out, bytes(std::string_view("cd\0", 3)));
+}
+
+TEST_F(System, FindsTheQuotaOfAContainer) {
+    namespace fs = std::filesystem;
+    const double none = std::numeric_limits<double>::infinity();
+    int number = 0;
+    const auto quota = [&](const char* groups, std::vector<std::pair<std::string, const char*>> files) {
+        const fs::path root = path(std::to_string(number++));
+        files.insert(files.begin(), {"proc/self/cgroup", groups});
+        for (const auto& [name, text] : files) {
+            const fs::path file = root / (name[0] == 'p' ? name : "sys/fs/cgroup/" + name);
+            fs::create_directories(file.parent_path());
+            std::ofstream(file) << text << "\n";
+        }
+        return system::cpu_quota(root.string());
+    };
+    EXPECT_EQ(quota("0::/a/b", {{"a/b/cpu.max", "100000 100000"}, {"a/cpu.max", "max 100000"}}), 1.0);
+    EXPECT_EQ(quota("0::/a/b", {{"a/b/cpu.max", "max 100000"}, {"a/cpu.max", "250000 100000"}}), 2.5);
+    EXPECT_EQ(quota("0::/a", {{"a/cpu.max", "300000 100000"}, {"cpu.max", "50000 100000"}}), 0.5);
+    EXPECT_EQ(quota("0::/docker/of/the/host", {{"cpu.max", "400000 100000"}}), 4.0);
+    EXPECT_EQ(quota("3:memory:/m\n4:cpu,cpuacct:/c",
+                    {{"cpu,cpuacct/c/cpu.cfs_quota_us", "300000"}, {"cpu,cpuacct/c/cpu.cfs_period_us", "100000"}}),
+              3.0);
+    EXPECT_EQ(quota("4:cpu:/c", {{"cpu/cpu.cfs_quota_us", "-1"}, {"cpu/cpu.cfs_period_us", "100000"}}), none);
+    EXPECT_EQ(quota("0::/../x", {{"x/cpu.max", "200000 100000"}}), 2.0);
+    EXPECT_EQ(quota("0::/", {{"cpu.max", "broken"}}), none);
+    EXPECT_EQ(quota("0::/", {}), none);
+    EXPECT_EQ(system::cpu_quota(path("without")), none);
 }
 
 TEST_F(System, ReportsWhyACallFailed) {
