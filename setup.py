@@ -276,8 +276,12 @@ def builds_cuda(nvcc: str | None) -> bool:
 
 def names_only_old_gpus() -> bool:
     """Whether NNUE_CUDA_ARCHS has only capabilities below 8.0, such as the 7.5 of a notebook's T4 (docs/install.md)."""
-    archs = os.environ.get("NNUE_CUDA_ARCHS", "").replace(" ", "").strip(";").split(";")
-    return all(arch.isdigit() and int(arch) < OLDEST_GPU for arch in archs)
+    archs = capabilities(os.environ.get("NNUE_CUDA_ARCHS", ""))
+    return bool(archs) and all(arch.isdigit() and int(arch) < OLDEST_GPU for arch in archs)
+
+
+def capabilities(text: str) -> list[str]:
+    return [arch.strip() for arch in text.split(";") if arch.strip()]
 
 
 def cuda_build(nvcc: str | None) -> str:
@@ -302,7 +306,7 @@ def architectures(nvcc: str) -> list[str]:
     every = "80;86;90;100;120" if release_of(nvcc) >= (12, 8) else "80;86;90"
     if "NNUE_CUDA_ARCHS" not in os.environ and os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip():
         return architectures_of_torch(os.environ["TORCH_CUDA_ARCH_LIST"])
-    archs = [a.strip() for a in os.environ.get("NNUE_CUDA_ARCHS", every).split(";") if a.strip()]
+    archs = capabilities(os.environ.get("NNUE_CUDA_ARCHS", every))
     if not archs or not all(a.isdigit() for a in archs):
         raise SystemExit(f"NNUE_CUDA_ARCHS is {';'.join(archs)!r}, expected compute capabilities such as '80;90'")
     return sorted((arch for arch in archs if int(arch) >= OLDEST_GPU), key=int)

@@ -87,16 +87,19 @@ def test_the_list_of_torch(project_root: Path, tmp_path: Path, given: dict[str, 
     assert (done.stdout == f"{expected}\n") if expected[0].isdigit() else (expected in done.stderr and done.returncode)
 
 
+@pytest.mark.parametrize("archs", ["75", "75;;70\n"])
 @pytest.mark.parametrize(("forced", "status"), [("", 0), ("1", 1), ("0", 0)])
-def test_gpus_without_kernels_need_no_nvcc(project_root: Path, tmp_path: Path, forced: str, status: int) -> None:
+def test_gpus_without_kernels_need_no_nvcc(
+    project_root: Path, tmp_path: Path, forced: str, status: int, archs: str
+) -> None:
     """In a notebook with a T4, the command of docs/install.md builds what does not need CUDA."""
     nvcc = tmp_path / "bin" / "nvcc"
     nvcc.parent.mkdir()
     nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.0'\n")
     nvcc.chmod(0o755)
-    done = setup(project_root, "build_ext", "--help", NNUE_CUDA_ARCHS="75", FORCE_CUDA=forced, CUDA_HOME=str(tmp_path))
+    done = setup(project_root, "build_ext", "--help", NNUE_CUDA_ARCHS=archs, FORCE_CUDA=forced, CUDA_HOME=str(tmp_path))
     assert bool(done.returncode) == bool(status), done.stderr
-    said = "NNUE_CUDA_ARCHS is '75': kernels need a compute capability of 8.0 or later"
+    said = f"NNUE_CUDA_ARCHS is {archs!r}: kernels need a compute capability of 8.0 or later"
     assert done.stderr.count(said) == (forced != "0"), done.stderr
 
 
