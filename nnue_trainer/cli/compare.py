@@ -63,7 +63,7 @@ def compare(
         typer.Option("--set", metavar="KEY=VALUE", help="Field to override in all recipes; may be repeated."),
     ] = None,
     seeds: Annotated[
-        str, typer.Option(metavar="N|LIST", help="Number of seeds of each recipe, or the seeds: 7,8,9, and 7, for one.")
+        str, typer.Option(metavar="N|LIST", help="Number of seeds of each recipe, or a list such as 7,8,9 or 7,")
     ] = "3",
     equal: Annotated[
         str,

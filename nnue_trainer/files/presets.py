@@ -40,6 +40,11 @@ def overrides(name: str) -> list[str]:
     return [f"data.{key}=[{json.dumps(str(file))}]" for key, file in missing]
 
 
+def overrides_of(recipe: Path) -> list[str]:
+    """The `overrides` of a recipe's file; none if it is not a preset."""
+    return overrides(recipe.stem) if recipe.parent == _FOLDER else []
+
+
 def description(name: str) -> str:
     """One line."""
     first, _, _ = path(name).read_text(encoding="utf-8").partition("\n")

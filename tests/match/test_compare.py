@@ -192,6 +192,16 @@ def test_recipes_on_the_command_line(recipe: Path) -> None:
     assert [each.label for each in entrants_of(["sfnnv5", "optimizer.lr=3e-3"], ["data.train=a", "data.validation=b"])]
 
 
+def test_a_preset_finds_the_samples_from_any_folder(
+    tmp_path: Path, project_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    entrants = entrants_of(["quickstart", "optimizer.lr=0.02", "data.train=[mine.binpack]", "quickstart"])
+    sample = str(project_root / "samples" / "train.binpack")
+    assert [entrant.recipe().data.train for entrant in entrants] == [[sample], [sample], ["mine.binpack"], [sample]]
+    assert [entrant.copy for entrant in entrants] == [0, 0, 0, 1]
+
+
 @pytest.mark.parametrize(
     ("text", "seeds"), [("3", [1, 2, 3]), ("7,8,9", [7, 8, 9]), ("61,", [61]), ("1", [1]), ("7,8,", [7, 8])]
 )

@@ -33,7 +33,8 @@ class Entrant:
 
     def recipe(self, *more: str) -> Recipe:
         """The recipe, with more fields overridden."""
-        found, _ = config.with_files(config.load(self.path, [*self.overrides, *more]))
+        overrides = [*presets.overrides_of(self.path), *self.overrides, *more]
+        found, _ = config.with_files(config.load(self.path, overrides))
         return found
 
     def with_overrides(self, *more: str) -> Entrant:
