@@ -130,6 +130,47 @@ def test_of_parts_that_start_together_one_measures(
     with pytest.raises(UserError, match="no memory"):
         plans.make_plan(tmp_path / "other", entrants, [1], "positions", first=True, say=say)
     assert not (tmp_path / "other").exists()
+    own = tmp_path / "own"
+    own.mkdir()
+    with pytest.raises(UserError, match="no memory"):
+        plans.make_plan(own, entrants, [1], "positions", first=True, say=say)
+    assert own.is_dir()
+
+
+def test_parts_take_turns_after_one_has_failed(tmp_path: Path) -> None:
+    """The one that fails removes its folder, on whose lock the second waits; the third finds that of the second."""
+    folder = tmp_path / "out"
+    first_is_in, second_waits, second_is_in, third_came = (threading.Event() for _ in range(4))
+    done: list[str] = []
+
+    def first() -> None:
+        with plans._turn(folder, lambda _: None):
+            first_is_in.set()
+            assert second_waits.wait(60)
+            raise UserError("no memory")
+
+    def second() -> None:
+        with plans._turn(folder, lambda _: second_waits.set()):
+            second_is_in.set()
+            assert third_came.wait(60)
+            done.append("second")
+
+    def third() -> None:
+        with plans._turn(folder, lambda _: third_came.set()):
+            done.append("third")
+            third_came.set()
+
+    with ThreadPoolExecutor(3) as parts:
+        failing = parts.submit(first)
+        assert first_is_in.wait(60)
+        others = [parts.submit(second)]
+        assert second_is_in.wait(60)
+        others.append(parts.submit(third))
+        with pytest.raises(UserError, match="no memory"):
+            failing.result()
+        for each in others:
+            each.result()
+    assert done == ["second", "third"]
 
 
 @pytest.mark.slow

@@ -106,8 +106,8 @@ def make_plan(
 
 @contextlib.contextmanager
 def _turn(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """One part measures the speeds, while the others that were started with it wait for its plan. The folder is made,
-    and goes again if it stays empty."""
+    """One part measures the speeds, while the others that were started with it wait for its plan. A folder that is made
+    goes again if it stays empty."""
     told: list[None] = []
 
     def wait() -> None:
@@ -115,16 +115,30 @@ def _turn(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
             say(f"{folder}: another part measures the speeds")
             told.append(None)
 
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    while True:
+        is_new = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            system.wait_for_lock(descriptor, wait)
+            if not _is_open(folder, descriptor):  # a part that failed has removed it
+                continue
+            try:
+                yield
+            finally:
+                if is_new:
+                    with contextlib.suppress(OSError):
+                        folder.rmdir()
+            return
+        finally:
+            os.close(descriptor)
+
+
+def _is_open(folder: Path, descriptor: int) -> bool:
     try:
-        system.wait_for_lock(descriptor, wait)
-        folder.mkdir(exist_ok=True)
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-        os.close(descriptor)
+        return os.path.samestat(os.fstat(descriptor), folder.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _for(entrant: Entrant, seconds: float, speed: float) -> Entrant:
