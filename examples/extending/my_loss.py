@@ -11,7 +11,7 @@ from nnue_trainer.schema import section
 
 @section
 class CrossEntropy(Loss):
-    """Cross entropy minus its minimum, so that a perfect net has loss 0."""
+    """Cross entropy; the target's entropy is subtracted, so a perfect net scores 0."""
 
     scale: float = Field(default=400.0, gt=0)
     """engine units in one unit of the sigmoid's argument"""
