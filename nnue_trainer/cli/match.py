@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -188,6 +190,7 @@ def match(
     own = [common | (uci_options(option_b, "--option-b") if number == 1 else {}) for number in range(len(players))]
     engines = [engine_b or engine if number == 1 else engine for number in range(len(players))]
     chosen, identity = players_of(players, engines, own, folder / "nets", net_option=net_option)
+    _note_equal_nets([player.name for player in chosen], identity["engines"])
 
     if fastchess is not None:
         from nnue_trainer.match.fastchess import find, play_with_fastchess
@@ -217,6 +220,13 @@ def match(
         print(f"{shown(folder / matches.JSON)}, {matches.PGN}, {page}")
     else:
         print(f"{shown(folder)}: part {part} is played; without --part, the parts in one folder are merged")
+
+
+def _note_equal_nets(names: Sequence[str], identities: Sequence[Mapping[str, Any]]) -> None:
+    """A note for players that are one net, such as a run folder, which stands for `best`, and one of its epochs."""
+    for (name, one), (name_b, other) in combinations(zip(names, identities, strict=True), 2):
+        if "net" in one and one == other:
+            note(f"{name} and {name_b} are the same net with the same options")
 
 
 def sprt_of(bounds: str | None, alpha: float = 0.05, beta: float = 0.05, model: str = "normalized") -> Sprt | None:

@@ -198,10 +198,13 @@ def test_a_match_of_nets_without_an_engine(
         )
         assert done.returncode == 0, done.stderr
         assert ("compiling for the CPU, once" in done.stderr) == (not games)
+        assert "same net" not in done.stderr
         games.append(json.loads(done.stdout)["games"])
     assert len(games[0]) == 20
     assert games[0] == games[2]
     assert not any(game.get("fault") for game in games[0])
+    done = nnue("match", b, tmp_path / "b.nnue", "--nodes", 1, "--pairs", 1, "-o", tmp_path / "equal")
+    assert "nnue: note: b and b #2 are the same net with the same options\n" in done.stderr
 
 
 @pytest.mark.slow
