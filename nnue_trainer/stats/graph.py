@@ -307,6 +307,7 @@ def _check_nodes(name: str, nodes: Tensor, count: int) -> None:
 # ---- PageRank --------------------------------------------------------------------------------------------------------
 
 
+@torch.no_grad()
 def pagerank(
     graph: Graph,
     restart: float = RESTART,
@@ -324,7 +325,7 @@ def pagerank(
     enough. start: numbers [n] of at least 0, in proportion to which "a random node" is chosen, for personalised
     PageRank; None: all nodes are equally likely. ValueError for other numbers.
 
-    It needs less than twice the memory of a large graph beside the graph.
+    It needs less than twice the memory of a large graph beside the graph. There is no derivative.
     """
     _check_restart(restart)
     n = graph.nodes
@@ -432,6 +433,7 @@ class Subgraph(NamedTuple):
     weight: float
 
 
+@torch.no_grad()
 def densest_subgraph(
     graph: Graph, k: int | None = None, rank: int = 4, directions: int = 32, seed: int = 0, rounds: int = 16
 ) -> Subgraph:
@@ -495,6 +497,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+@torch.no_grad()
 def peel(graph: Graph, k: int) -> Subgraph:
     """k nodes of an undirected graph. It removes, one by one, the node with the least remaining weight (the first of
     equals), in O(n √n + edges), on the CPU."""
@@ -523,12 +526,12 @@ def _peeled(graph: Graph, k: int) -> Tensor:
 def _peeling(graph: Graph, count: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """The `count` nodes that `peel` removes first, int64, and the weight that each takes away, float64."""
     n, offsets, targets = graph.nodes, graph.offsets.tolist(), graph.targets.cpu().long().numpy()
-    weights = np.ones(graph.edges) if graph.weights is None else graph.weights.cpu().numpy()
+    weights = np.ones(graph.edges) if graph.weights is None else graph.weights.detach().cpu().numpy()
     # The least degree of each block of nodes leads to the node with the least degree of all.
     width = max(math.isqrt(n), 1)
     blocks = np.full((-(-n // width), width), math.inf)
     degrees = blocks.reshape(-1)
-    degrees[:n] = graph.degrees.cpu().numpy()
+    degrees[:n] = graph.degrees.detach().cpu().numpy()
     least = blocks.min(1)
     removed, taken = np.empty(count, np.int64), np.empty(count)
     for i in range(count):

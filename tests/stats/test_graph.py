@@ -494,6 +494,23 @@ FRACTION: Any = 3.5
 NO: Any = "no"
 
 
+def test_weights_of_a_model_that_require_grad() -> None:
+    """They are numbers here. `multiply` has a derivative."""
+    weights = torch.tensor([1.0, 2, 3], dtype=torch.float64, requires_grad=True)
+    ends = torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])
+    own, plain = (Graph.from_edges(4, *ends, each, undirected=True) for each in (weights, weights.detach()))
+    start = torch.tensor([1.0, 2, 0, 1], requires_grad=True)
+    found = graph.pagerank(own, start=start)
+    assert torch.equal(found, graph.pagerank(plain, start=start.detach()))
+    assert not found.requires_grad
+    for call in (lambda g: graph.peel(g, 2), lambda g: graph.densest_subgraph(g, 2), graph.densest_subgraph):
+        assert torch.equal(call(own).nodes, call(plain).nodes)
+        assert call(own).weight == call(plain).weight
+    own.multiply(torch.ones(4, dtype=torch.float64)).sum().backward()
+    assert weights.grad is not None
+    assert weights.grad.tolist() == [2, 2, 2]
+
+
 def test_errors() -> None:
     g = random_graph(10, 30, 1, weighted=False)
     offsets, targets = g.offsets, g.targets
