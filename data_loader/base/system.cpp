@@ -128,7 +128,8 @@ double cpu_quota(const std::string& root) {
         const std::string controllers = line.substr(first + 1, second - first - 1);
         const bool is_version_1 = !controllers.empty();
         if (is_version_1 && ("," + controllers + ",").find(",cpu,") == std::string::npos) continue;
-        const std::vector<std::string> mounts = {controllers, is_version_1 ? "cpu" : ""};
+        std::vector<std::string> mounts = {controllers};  // none in version 2, whose groups lie at the root
+        if (is_version_1) mounts.push_back("cpu");
         for (const std::string& mount : mounts) {
             // In a container the path may be the host's, and its own group is mounted as the root.
             std::filesystem::path group = from / "sys/fs/cgroup" / mount;
