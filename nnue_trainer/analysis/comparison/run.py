@@ -96,7 +96,7 @@ def _export(nets: Path, plan: Plan, number: int, seed: int, run: Path, as_nnue: 
         bytes=len(data),
         sha256=hashlib.sha256(data).hexdigest(),
         positions=positions(plan.entrants[number].recipe()),
-        seconds=round(records.seconds(), 2),
+        seconds=round(records.seconds(), 6),
         figures=_figures(records, checkpoint),
     )
     nets.mkdir(parents=True, exist_ok=True)
