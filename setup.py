@@ -288,9 +288,9 @@ def cuda_build(nvcc: str | None) -> str:
     """Whether the CUDA library is built, or why not, for `nnue info`; the words are in base/_library.py."""
     if builds_cuda(nvcc):
         return "built"
-    if os.environ.get("FORCE_CUDA", "") == "" and nvcc is not None:
-        return "old_gpu"
-    return "no_nvcc" if os.environ.get("FORCE_CUDA", "") == "" else "forced_off"
+    if os.environ.get("FORCE_CUDA", "") != "":
+        return "forced_off"
+    return "no_nvcc" if nvcc is None else "old_gpu"
 
 
 @cache
