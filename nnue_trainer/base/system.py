@@ -48,6 +48,15 @@ def wait_for_lock(descriptor: int, wait: Callable[[], object]) -> bool:
             return waited
 
 
+def is_named(descriptor: int, path: str | Path, *, dir_fd: int | None = None, follow_symlinks: bool = False) -> bool:
+    """Whether the open file is still the one that `path` names; False if nothing has this name."""
+    try:
+        found = os.stat(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(descriptor), found)
+
+
 def start_writing(descriptor: int) -> None:
     """Starts to put on disk what has been written to a file, so that a later sync has less to wait for; only on Linux.
     OSError for a descriptor without a file."""

@@ -28,6 +28,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from nnue_trainer.base import system
 from nnue_trainer.base.arrays import Records
 from nnue_trainer.base.status import InUse
 from nnue_trainer.errors import UserError, quoted, shown
@@ -143,9 +144,8 @@ class Journal:
                         raise UserError(f"{self.path}: not a regular file, expected a journal of `{self.made_by}`")
                     self._lock(file)
                     # A run that has just ended may have deleted the file between opening and locking.
-                    with contextlib.suppress(FileNotFoundError):
-                        if os.path.samestat(os.fstat(file), self.path.lstat()):
-                            return file
+                    if system.is_named(file, self.path):
+                        return file
                 except BaseException:
                     os.close(file)
                     raise

@@ -87,7 +87,7 @@ class OutputFile:
         try:
             self.sync()
             _check_target(self._folder, self.path)
-            if not _is_name_of(self._folder, self._name, self.fd):
+            if not system.is_named(self.fd, self._name, dir_fd=self._folder):
                 raise UserError(f"{self.path}: cannot be written: its temporary file was removed by another program")
             self._check()
             finished.note(self.path, os.fstat(self.fd))
@@ -114,7 +114,7 @@ class OutputFile:
         self._open = False
         if os.getpid() == self._process:  # a forked child only closes its descriptors
             with suppress(OSError):
-                if _is_name_of(self._folder, self._name, self.fd):
+                if system.is_named(self.fd, self._name, dir_fd=self._folder):
                     os.unlink(self._name, dir_fd=self._folder)
         with suppress(OSError):  # bytes that are still buffered for a full disk
             self.file.close()
@@ -316,17 +316,10 @@ def _remove_dead(folder: int, *, unlocked: bool = False) -> None:
                 except OSError:  # no locks on this file system
                     if not unlocked:
                         continue
-                if stat.S_ISREG(os.fstat(descriptor).st_mode) and _is_name_of(folder, name, descriptor):
+                if stat.S_ISREG(os.fstat(descriptor).st_mode) and system.is_named(descriptor, name, dir_fd=folder):
                     os.unlink(name, dir_fd=folder)
             finally:
                 os.close(descriptor)
-
-
-def _is_name_of(folder: int, name: str, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(name, dir_fd=folder, follow_symlinks=False), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _sync_folder(folder: int) -> None:

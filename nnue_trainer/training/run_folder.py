@@ -400,12 +400,7 @@ def _is_inside(name: str) -> bool:
 
 def _same_file(descriptor: int, path: Path) -> bool:
     """Whether the open file is still the one that `path` names; False if none is open."""
-    if descriptor == -1:
-        return False
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    except FileNotFoundError:
-        return False
+    return descriptor != -1 and system.is_named(descriptor, path)
 
 
 def _is_locked(path: Path) -> bool:

@@ -4,6 +4,7 @@ with the same nets in another process or on another machine."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -108,20 +109,14 @@ def make_plan(
 def _turn(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     """One part measures the speeds, while the others that were started with it wait for its plan. A folder that is made
     goes again if it stays empty."""
-    told: list[None] = []
-
-    def wait() -> None:
-        if not told:
-            say(f"{folder}: another part measures the speeds")
-            told.append(None)
-
+    tell = functools.cache(lambda: say(f"{folder}: another part measures the speeds"))
     while True:
         is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            system.wait_for_lock(descriptor, wait)
-            if not _is_open(folder, descriptor):  # a part that failed has removed it
+            system.wait_for_lock(descriptor, tell)
+            if not system.is_named(descriptor, folder, follow_symlinks=True):  # a part that failed has removed it
                 continue
             try:
                 yield
@@ -132,13 +127,6 @@ def _turn(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
             return
         finally:
             os.close(descriptor)
-
-
-def _is_open(folder: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), folder.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _for(entrant: Entrant, seconds: float, speed: float) -> Entrant:
