@@ -23,7 +23,7 @@ from nnue_trainer.base.arrays import Floats, Records
 from nnue_trainer.base.progress import positions as counted
 from nnue_trainer.data.calibration import Curve, fit_curve
 from nnue_trainer.data.files import Progress, StrPath
-from nnue_trainer.data.info import different_boards, duplicates_text
+from nnue_trainer.data.info import different_boards, duplicates_text, size_texts
 from nnue_trainer.data.many_files import FileBlocks, read_blocks
 from nnue_trainer.data.reading import ReadingOptions
 from nnue_trainer.data.score_units import Sample
@@ -545,7 +545,7 @@ def page(profile: DataProfile) -> Page:
     lost, drawn, won = profile.results
     n = profile.positions
     packed = f", {profile.compression}-compressed" if profile.compression else ""
-    sized = f"{profile.size:,} bytes, " if profile.size or not n else ""
+    sized, density = size_texts(profile.size, n)
     flagged = profile.warnings()
     totals = [
         [
@@ -563,7 +563,7 @@ def page(profile: DataProfile) -> Page:
         facts=[
             ("verdict", profile.verdict.word),
             ("format", f"{profile.format}{packed}"),
-            *([("bytes per position", f"{profile.size / n:.2f}")] if profile.size else []),
+            *density,
             ("win / draw / loss", f"{won / n:.2%} / {drawn / n:.2%} / {lost / n:.2%} (own view)"),
             ("proven wins, losses", f"{profile.proven / n:.2%}"),
             ("duplicates", duplicates_text(profile)),

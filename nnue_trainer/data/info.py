@@ -126,6 +126,13 @@ def duplicates_text(found: HasDuplicates) -> str:
 # --- what is shown ---------------------------------------------------------------------------------------------------
 
 
+def size_texts(size: int, positions: int) -> tuple[str, list[tuple[str, str]]]:
+    """The size of a file for the headline of a page, and the fact "bytes per position". Both are empty for a pipe, of
+    unknown size."""
+    headline = f"{size:,} bytes, " if size or not positions else ""
+    return headline, [("bytes per position", f"{size / positions:.2f}")] if size and positions else []
+
+
 def page(info: FileInfo) -> Page:
     """The page of a file; for a file without positions it has only plots."""
     s, n = info.statistics, info.statistics.positions
@@ -148,7 +155,7 @@ def page(info: FileInfo) -> Page:
     packed = f", {info.compression}-compressed" if info.compression else ""
     chains = f"{counted(info.chunks, 'chunk')}, {counted(info.chains, 'chain')} "
     chains += f"({info.single_position_chains:,} of one position), "
-    sized = f"{info.size:,} bytes, " if info.size or not n else ""  # of a pipe it is unknown
+    sized, _ = size_texts(info.size, n)
     return Page(
         shown(Path(info.path).name),
         f"{n:,} positions",
@@ -168,7 +175,7 @@ def _facts(info: FileInfo) -> list[tuple[str, str]]:
     scores = f"{s.min_score:,} to {s.max_score:,}, mean {mean}{' without none' if s.score_none else ''}"
     unit = [("unit of scores", str(Units(info.score_per_pawn, info.fitted_scale)))] if info.score_per_pawn else []
     return [
-        *([("bytes per position", f"{info.size / n:.2f}")] if info.size else []),
+        *size_texts(info.size, n)[1],
         ("result (own view)", f"win {share(s.wins)}, draw {share(s.draws)}, loss {share(s.losses)}"),
         ("score", f"{scores}; zero {share(s.score_zero)}, none (32002) {share(s.score_none)}"),
         *unit,
