@@ -146,8 +146,8 @@ Position parse_fen(std::string_view fen) {
     fen = fen.substr(0, fen.find_last_not_of(" \t\r\n;") + 1);
     const std::vector<std::string_view> fields = split(fen);
     if (fields.size() < 4 || fields.size() > 6) {
-        throw FormatError(std::to_string(fields.size()) +
-                          " fields, expected board, side, castling, en passant and at most two counters");
+        throw FormatError(std::to_string(fields.size()) + (fields.size() == 1 ? " field" : " fields") +
+                          ", expected board, side, castling, en passant and at most two counters");
     }
     Position p;
     clear(p);

@@ -65,10 +65,17 @@ std::string format_san(const Position& p, Move move) {
 
 Move parse_san(const Position& p, std::string_view san) {
     const std::string_view whole = san;
-    // Signs such as "+", "!?", "+-", "+/=" and "±".
-    while (!san.empty() &&
-           (std::string_view("+#!?=-/").find(san.back()) != san.npos || static_cast<unsigned char>(san.back()) >= 0x80))
-        san.remove_suffix(1);
+    // Signs such as "+", "!?", "+-", "+/=" and "±", and the mark of en passant.
+    const auto take_signs = [&] {
+        while (!san.empty() && (std::string_view("+#!?=-/").find(san.back()) != san.npos ||
+                                static_cast<unsigned char>(san.back()) >= 0x80))
+            san.remove_suffix(1);
+    };
+    take_signs();
+    for (const std::string_view mark : {"e.p.", "ep"}) {
+        if (san.ends_with(mark)) san.remove_suffix(mark.size());
+    }
+    take_signs();
     const int us = p.side_to_move;
     if (const std::string uci = as_uci(san); !uci.empty()) {
         const Move move = parse_uci(p, uci);
@@ -91,9 +98,9 @@ Move parse_san(const Position& p, std::string_view san) {
     if (rest.size() >= 3) {
         const std::size_t piece = std::string_view("NBRQnbrq").find(rest.back());
         const char before = rest[rest.size() - 2];
-        if (piece != std::string_view::npos && (before == '=' || before == '1' || before == '8')) {
+        if (piece != std::string_view::npos && (std::string_view("=/18").find(before) != rest.npos)) {
             promotion = static_cast<int>(piece % 4);
-            rest.remove_suffix(before == '=' ? 2 : 1);
+            rest.remove_suffix(before == '=' || before == '/' ? 2 : 1);
         }
     }
     PieceType type = kPawn;

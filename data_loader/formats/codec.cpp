@@ -91,8 +91,10 @@ int parse_integer(std::string_view text, const char* what, int low, int high) {
     int value = 0;
     const std::string_view digits = text.starts_with('+') && !text.starts_with("+-") ? text.substr(1) : text;
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    if (error != std::errc{} || end != digits.data() + digits.size() || value < low || value > high) {
-        throw FormatError(std::string(what) + " " + quoted(text) + ", expected " + std::to_string(low) + " to " +
+    const bool is_whole = end == digits.data() + digits.size() && error != std::errc::invalid_argument;
+    if (!is_whole || error != std::errc{} || value < low || value > high) {
+        throw FormatError(std::string(what) + " " + quoted(text) + ", expected " +
+                          (is_whole ? "" : "a whole number from ") + std::to_string(low) + " to " +
                           std::to_string(high));
     }
     return value;

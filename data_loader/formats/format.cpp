@@ -107,6 +107,7 @@ constexpr OtherKind kOtherKinds[] = {
     {"SQLite format 3", "a SQLite database: export its positions as lines of <FEN> | <score> | <result>"},
     {"\x93NUMPY", "a NumPy array: write its positions as lines of <FEN> | <score> | <result>"},
     {"%PDF", "a PDF file"},
+    {"{\\rtf", "a formatted text (RTF): save it as plain text"},
     {"\x1f\x8b\x08", "compressed twice with gzip: unpack it with `gzip -d`"},
     {"BZh", "compressed twice, with bzip2 inside: unpack it with `bzip2 -d`"},
     {"\x28\xb5\x2f\xfd", "compressed twice, with zstd inside: unpack it with `zstd -d`"},

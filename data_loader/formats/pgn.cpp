@@ -305,9 +305,10 @@ constinit const DataFormat kPgn{
     "'[Event \"…\"]'",
     [](const Head& head) -> Match {
         std::string_view line = head.first_line();
-        while (line.starts_with('%') || line.starts_with(';')) {  // comments
+        while (line.starts_with('%') || line.starts_with(';') || line.starts_with('{')) {  // comments
             const std::string_view all = head.text();
-            const std::size_t end = std::min<std::size_t>(line.data() + line.size() - all.data(), all.size());
+            const std::size_t begin = std::min<std::size_t>(line.data() - all.data(), all.size());
+            const std::size_t end = std::min(all.find(line[0] == '{' ? '}' : '\n', begin), all.size() - 1) + 1;
             const std::size_t next = std::min(all.find_first_not_of(" \t\r\n", end), all.size());
             line = all.substr(next, all.find('\n', next) - next);
         }

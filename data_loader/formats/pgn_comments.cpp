@@ -118,8 +118,11 @@ bool is_any_of(std::string_view word, std::initializer_list<std::string_view> lo
 
 // A word of a sentence that a reader would take for an evaluation.
 bool looks_like_eval(std::string_view word) {
-    word.remove_prefix(std::min(word.find_first_not_of("([{<|=@'"), word.size()));
-    const std::size_t end = word.find_last_not_of("()]}>.,:!?'");
+    constexpr std::string_view kMarks = "([{<>|=@'~$";
+    while (!word.empty() && (static_cast<unsigned char>(word[0]) >= 0x80 || kMarks.find(word[0]) != word.npos)) {
+        word.remove_prefix(1);
+    }
+    const std::size_t end = word.find_last_not_of("()]}>.,:!?'+-=");
     word = word.substr(0, end == std::string_view::npos ? 0 : end + 1);
     const std::size_t key = word.find_first_of("=:");
     const bool is_named =
@@ -127,13 +130,20 @@ bool looks_like_eval(std::string_view word) {
         is_any_of(word.substr(0, key), {"s", "v", "cp", "mate", "value", "wdl", "sc", "ev", "eval", "score"});
     if (is_named || (key != std::string_view::npos && word[key] == '=')) return is_named;
     if (is_time(word)) return false;
-    const std::size_t mark = word.rfind(':');  // of "S:+0.35", or of "t:0:00:01.5"
-    if (mark != std::string_view::npos) word.remove_prefix(mark + 1);
+    const std::size_t mark = word.rfind(':');  // of "S:+0.35", "+0.35:12" or "t:0:00:01.5"
+    if (mark != std::string_view::npos) {
+        const std::optional<PgnEval> before = eval_of(word.substr(0, mark));
+        if (before && before->has_sign && is_exact(*before)) return true;
+        word.remove_prefix(mark + 1);
+    }
+    const std::size_t sign = std::min(word.find_first_of("+-"), word.size());
+    if (is_any_of(word.substr(0, sign), {"w", "b", "white", "black"})) word.remove_prefix(sign);  // "W+M5"
+    if (sign < word.size() && begins_with(word.substr(sign + 1), "inf")) return true;
     std::optional<PgnEval> eval = take_eval(word);
     if (!eval || (mark != std::string_view::npos && !eval->has_sign)) return false;
     if (begins_with(word, "cp")) return true;
     if (!(eval->has_sign || is_exact(*eval))) return false;
-    return word.empty() || std::string_view("/%@|;pPM").find(word[0]) != std::string_view::npos;
+    return word.empty() || std::string_view("/%@|;pPMeE").find(word[0]) != std::string_view::npos;
 }
 
 // "0,35" is two words, and no evaluation of 0: `word` is a number that a comma and the digits of `next` follow.
@@ -141,6 +151,11 @@ bool has_decimal_comma(std::string_view word, std::string_view next) {
     if (next.empty() || next.data() != word.data() + word.size() + 1 || word.data()[word.size()] != ',') return false;
     word.remove_prefix(std::min(word.find_first_not_of("+-"), word.size()));
     return is_number(word) && is_decimal(next[0]);
+}
+
+// "1/2-1/2", and "1/2" without a time: no evaluation of 1 at depth 2.
+bool is_draw(std::string_view word, std::string_view next) {
+    return word.starts_with("1/2-") || (word == "1/2" && !is_time(next) && !is_number(next));
 }
 
 // "score 35", "Eval: +0.35", "mate 5/20".
@@ -211,7 +226,10 @@ PgnComment parse_words(const std::vector<std::string_view>& words) {
         const std::optional<PgnEval> next = eval_of(second);
         const bool depth_is_first = next && (is_exact(*next) || next->has_sign) && is_depth(first);
         if (depth_is_first) return found(*next, PgnDialect::kPlain);
-        if (rest.starts_with('/')) return found(*eval, PgnDialect::kMatch);
+        if (rest.starts_with('/')) {
+            comment.is_unclear = is_draw(first, second) || rest.starts_with("/+") || rest.starts_with("/-");
+            return comment.is_unclear ? comment : found(*eval, PgnDialect::kMatch);
+        }
         if (rest.empty() && is_exact(*eval)) {
             if (second.empty() || is_marked_depth(second)) return found(*eval, PgnDialect::kPlain);
             const bool has_depths = is_depth(second) && !is_number(second);
@@ -291,8 +309,12 @@ std::string ascii_of(std::string_view text) {
             known = std::ranges::find_if(kCharacters,
                                          [&](const auto& pair) { return text.substr(i).starts_with(pair.first); });
         }
+        const bool is_sum = !ascii.empty() && is_decimal(ascii.back());
         if (known == std::end(kCharacters)) {
             ascii += text[i++];
+        } else if (known->second == "1/2" && is_sum) {  // "1½"
+            ascii += ".5";
+            i += known->first.size();
         } else {
             ascii += known->second;
             i += known->first.size();

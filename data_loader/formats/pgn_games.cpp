@@ -83,11 +83,14 @@ bool begins_pgn_game(std::string_view line) {
 }
 
 bool PgnReaderBase::next_game(PgnGame& game) {
-    game = {};
-    if (!collect(game)) return false;
-    game.header_result = pgn_result(ascii_of(game.tag("result")));
-    parse_text(game);
-    return true;
+    for (;; --game_) {
+        game = {};
+        if (!collect(game)) return false;
+        game.header_result = pgn_result(ascii_of(game.tag("result")));
+        parse_text(game);
+        // Skips comments between games, and control characters at the end of a file.
+        if (!game.tags.empty() || !game.plies.empty() || game.has_end || !game.problem.empty()) return true;
+    }
 }
 
 // The tags and the text of the next game; false at the end.
@@ -221,7 +224,8 @@ bool PgnReaderBase::take_word(std::string_view word, std::size_t at, Position& p
     if (digits > 0 && (digits == word.size() || word[digits] == '.') && word != "0000") {
         word.remove_prefix(std::min(word.find_first_not_of('.', digits), word.size()));
     }
-    if (word.ends_with("e.p.")) word.remove_suffix(4);
+    const std::string_view mark = word.substr(0, word.find_last_not_of("+#!?") + 1);
+    if (mark == "e.p." || mark == "ep") return true;
     const bool is_null = is_null_move(word);
     // Signs such as "!?", "+-" or "=", "N" for a new move, and the numbers of notes.
     const bool is_sign =

@@ -158,6 +158,15 @@ void check_counters(std::string_view position, std::string_view rest) {
     }
 }
 
+// "eval 35;", or a number without a name.
+bool may_be_score(const Operation& operation) {
+    std::string name(operation.name);
+    for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    if (operation.value.empty()) return looks_like_value(name) && !is_clear_result(name);
+    constexpr std::string_view kNames[] = {"score", "eval", "evaluation", "cp", "centipawns", "sc", "mate"};
+    return std::ranges::find(kNames, name) != std::end(kNames);
+}
+
 Entry decode_epd(std::string_view line, const PawnUnit& pawn, std::uint64_t& clamped) {
     const std::string_view position = position_of(line);
     check_counters(position, line.substr(position.size()));
@@ -385,6 +394,10 @@ std::vector<std::string> PositionListReader::notes() const {
         if (!columns_.unread.empty()) found.push_back("columns that are not read: " + columns_.unread);
     }
     if (clamped_) found.push_back(std::string(kClampedEvaluations) + ": " + std::to_string(clamped_));
+    if (unclear_) {
+        found.push_back("positions without ce, with an operation that is not understood as a score: " +
+                        std::to_string(unclear_) + ", such as " + unclear_example_);
+    }
     if (unscored_) {
         found.push_back("positions without a score: " + std::to_string(unscored_) + ", such as " + unscored_example_);
     }
@@ -433,7 +446,12 @@ Entry PositionListReader::decode_line(std::string_view line) {
         }
         default: {
             const Entry e = decode_epd(line, pawn_, clamped_);
-            count_score(e, line.substr(position_of(line).size()));
+            const std::string_view rest = line.substr(position_of(line).size());
+            if (e.score == kScoreNone && std::ranges::any_of(operations_of(rest), may_be_score)) {
+                if (unclear_++ == 0) unclear_example_ = quoted(trimmed(rest));
+            } else {
+                count_score(e, rest);
+            }
             return e;
         }
     }

@@ -57,8 +57,8 @@ class PositionListReader final : public PositionLineReader {
     PawnUnit pawn_;  // of the operation ce
     bool is_list_;
     bool has_game_results_ = false;
-    std::uint64_t brackets_ = 0, values_ = 0, unscored_ = 0, clamped_ = 0;
-    std::string unscored_example_;
+    std::uint64_t brackets_ = 0, values_ = 0, unscored_ = 0, unclear_ = 0, clamped_ = 0;
+    std::string unscored_example_, unclear_example_;
 };
 
 bool begins_listed_line(std::string_view);

@@ -461,7 +461,7 @@ TEST_F(Files, ErrorsNameThePlace) {
     const std::string line = std::string(kStart) + " | 3 | 0.5\n";
     const std::string text = file(line + "\n" + line + "oops | 1 | 1\n" + line);
     EXPECT_EQ(error_of([&] { read_all(*open_reader(open(text))); }),
-              text + ": line 4: 1 fields, expected board, side, castling, en passant and at most two counters");
+              text + ": line 4: 1 field, expected board, side, castling, en passant and at most two counters");
     const auto skipping = open_reader(open(text), OnBad::kSkip);
     EXPECT_EQ(read_all(*skipping).size(), 3u);
     EXPECT_EQ(skipping->skipped(), 1u);
@@ -470,7 +470,7 @@ TEST_F(Files, ErrorsNameThePlace) {
     const std::string plain =
         file(position + "fen " + kStart + "\nscore x\nresult 0\ne\n" + position + "fen " + kStart);
     EXPECT_EQ(error_of([&] { read_all(*open_reader(open(plain))); }),
-              plain + ": line 6: score 'x', expected -32768 to 32767");
+              plain + ": line 6: score 'x', expected a whole number from -32768 to 32767");
     const auto plain_skipping = open_reader(open(plain), OnBad::kSkip);
     EXPECT_EQ(read_all(*plain_skipping).size(), 2u);
     EXPECT_EQ(plain_skipping->skipped(), 2u);  // the score, and the end inside a position

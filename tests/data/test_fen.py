@@ -66,7 +66,7 @@ def test_en_passant_rule(fen: str, kept: bool) -> None:
     ("fen", "reason"),
     [
         ("", "0 fields"),
-        ("hello", "1 fields"),
+        ("hello", "1 field,"),
         ("8/8/8/8/8/8/8/K1k5 w -", "3 fields"),
         ("8/8/8/8/8/8/8/K1k5 w - - 0 1 extra", "7 fields"),
         ("8/8/8/8/8/8/8/K1k4 w - - 0 1", "rank 1 after 7 squares"),

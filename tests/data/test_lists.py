@@ -74,9 +74,11 @@ def test_what_is_not_read_is_stated(tmp_path: Path) -> None:
         (f"{WHITE};1-0\n{WHITE};1-0", ";1-0"),
     ):
         assert read(tmp_path / "x", line)[1][-1] == f"positions without a score: 2, such as '{example}'"
-    assert read(tmp_path / "x", f'{WHITE} sc 35; c9 "1-0";')[1] == [
-        "positions without a score: 1, such as 'sc 35; c9 \"1-0\";'"
-    ]
+    for operation in ("sc 35", "Eval +0.35", "[1.0]; 35"):
+        assert read(tmp_path / "x", f'{WHITE} ; {operation}; c9 "1-0"; bm O-O; acd 9;')[1] == [
+            "positions without ce, with an operation that is not understood as a score: 1, "
+            f"such as '; {operation}; c9 \"1-0\"; bm O-O; acd 9;'"
+        ]
 
 
 def test_views_are_stated(tmp_path: Path) -> None:
@@ -107,7 +109,7 @@ def test_views_are_stated(tmp_path: Path) -> None:
         (f"{WHITE} 0 1 3 [1.0] 35", "line 1: two values beside the result in"),
         (f"{WHITE} 35 [1.0]", "line 1: one number before the result in"),
         (f"fen,score,result\n{WHITE},1M2,1.0", "line 2: score '1M2', expected a whole number, or a mate such as #-3"),
-        (f'{WHITE} hmvc x; c9 "1-0";', "line 1: hmvc 'x', expected 0 to 65535"),
+        (f'{WHITE} hmvc x; c9 "1-0";', "line 1: hmvc 'x', expected a whole number from 0 to 65535"),
     ],
 )
 def test_lines_that_are_not_understood_are_named(content: str, message: str, tmp_path: Path) -> None:
@@ -194,7 +196,7 @@ def test_a_book_is_not_cut_off(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"line 1: FEN '.* 0 -4': counter '-4', expected a whole number from 0"):
         book(path)
     path.write_text(f"{WHITE}\nnonsense\n")
-    with pytest.raises(UserError, match=r"x.pgn: line 2: FEN 'nonsense': 1 fields, expected board"):
+    with pytest.raises(UserError, match=r"x.pgn: line 2: FEN 'nonsense': 1 field, expected board"):
         book(path)
 
 
@@ -242,6 +244,7 @@ OTHERS = [
     (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer of Git LFS"),
     (b'{"fen":"8/8/8/8/8/8/8/8 w - -","evals":[{"pvs":[]}]}\n', "Lichess's evaluations as JSON"),
     (b'[{"position": 1}]', "JSON"),
+    (rb"{\rtf1\ansi 1. e4 e5}", "a formatted text"),
     (b"".join(bytes([i, *range(7), 3, 28, 0, 1, 0, 0, 0, 0]) for i in range(9)), "a Polyglot book"),
     ("4k3".encode("utf-16"), "text in UTF-16"),
     (gzip.compress(gzip.compress(b"x")), "compressed twice with gzip"),

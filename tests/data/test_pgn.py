@@ -235,6 +235,14 @@ def test_notations_of_commands(tmp_path: Path, command: str, score: int) -> None
         "+5M/20",
         "0,35/12 0.1s",
         "12,5",
+        "W+M5/20 0.1s",
+        "black-0.35/12",
+        "+1.5e1/12",
+        "+inf/12",
+        "+0.35:12",
+        "+0.35=",
+        "~0.35",
+        ">0.35",
     ],
 )
 def test_what_is_not_understood_is_counted_apart(tmp_path: Path, comment: str) -> None:
@@ -274,6 +282,15 @@ def test_comments_without_an_evaluation_are_shown(tmp_path: Path, comment: str) 
     example = "" if comment == "book" else f", such as line 4: '{{{comment}}}'"
     found = scores(tmp_path / "x", game(f"1. e4 {{{comment}}}"))
     assert found == ([], [f"games left out, without evaluations: 1{example}"])
+
+
+@pytest.mark.parametrize("comment", ["1/2-1/2", "1/2", "½-½ agreed", "1½", "12/+0.35"])
+def test_what_is_no_whole_number_of_pawns(tmp_path: Path, comment: str) -> None:
+    """A result, and a depth before its score, even if numbers without a decimal point have a unit."""
+    settings = {"score_unit": "pawns", "score_view": "mover", "score_place": "before", "pawn": "100"}
+    found, notes = scores(tmp_path / "x", game(f"1. e4 {{1/2 0.1s}} e5 {{{comment}}}"), **settings)
+    assert found == ([100, 150] if comment == "1½" else [100])
+    assert comment == "1½" or "positions left out, with a comment that is not understood" in notes[1]
 
 
 def test_evaluations_beyond_the_largest_are_counted(tmp_path: Path) -> None:
@@ -404,6 +421,21 @@ def test_shapes_of_files(tmp_path: Path) -> None:
         assert len(scores(tmp_path / "x", text)[0]) == count, text
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "; from a site\n\n" + game("1. e4 {+0.10/9 0.1s}"),
+        "{from a site,\nin 2 lines}\n" + game("1. e4 {+0.10/9 0.1s}"),
+        game("1. e4 {+0.10/9 0.1s}") + "\x1a",
+        game("1. e4 {+0.10/9 0.1s}") + "\0\0\0",
+        game("1. e4 {+0.10/9 0.1s}") + "{the last one}\n",
+    ],
+)
+def test_what_stands_between_games_is_no_game(tmp_path: Path, text: str) -> None:
+    found, notes = scores(tmp_path / "x", text, pawn="100")
+    assert (found, len(notes)) == ([10], 1), notes
+
+
 def test_compressed_and_in_chunks(tmp_path: Path) -> None:
     many = "".join(game(f"1. e4 {{+0.{i:02}/9 0.1s}} e5 {{-0.20/9 0.1s}}", White=f"Jörg {i}") for i in range(100)) * 300
     content = many.encode()
@@ -442,6 +474,11 @@ def test_compressed_and_in_chunks(tmp_path: Path) -> None:
         ("4k3/8/8/8/8/8/8/R3K2R w KQ - 0 1", "o-o", "e1g1"),
         ("4k3/P7/8/8/8/8/8/4K3 w - - 0 1", "a7a8Q", "a7a8q"),
         ("4k3/8/8/3pP3/8/8/8/4K3 w - d6 0 1", "exd6e.p.", "e5d6"),
+        ("4k3/8/8/3pP3/8/8/8/4K3 w - d6 0 1", "exd6e.p.+", "e5d6"),
+        ("4k3/8/8/3pP3/8/8/8/4K3 w - d6 0 1", "exd6ep!", "e5d6"),
+        ("4k3/8/8/3pP3/8/8/8/4K3 w - d6 0 1", "exd6 ep", "e5d6"),
+        ("4k3/8/8/3pP3/8/8/8/4K3 w - d6 0 1", "exd6 e.p.+", "e5d6"),
+        ("4k3/P7/8/8/8/8/8/4K3 w - - 0 1", "a8/Q+", "a7a8q"),
     ],
 )
 def test_san(tmp_path: Path, fen: str, san: str, uci: str) -> None:

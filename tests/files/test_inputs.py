@@ -25,7 +25,7 @@ def test_what_is_no_list_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="fens: line 2: a line of more than 4096 characters"):
         list(read_positions(path))
     path.write_bytes(KINGS + b"\nsch\xf6n\n")
-    with pytest.raises(UserError, match=r"fens: line 2: FEN 'sch\?n': 1 fields"):
+    with pytest.raises(UserError, match=r"fens: line 2: FEN 'sch\?n': 1 field,"):
         list(read_positions(path))
     with pytest.raises(UserError, match="fens: byte 29 is not UTF-8"):
         read_text(path, 1000)
