@@ -13,6 +13,7 @@ from nnue_trainer.config.sections import Precision, Recipe
 from nnue_trainer.config.stages import changed
 from nnue_trainer.errors import UserError, quoted
 from nnue_trainer.files.inputs import became, data_files
+from nnue_trainer.optim.base import OptimizerConfig
 
 T = TypeVar("T")
 
@@ -43,10 +44,11 @@ def stage_recipes(recipe: Recipe, origin: str = "recipe", *, trusted: bool = Fal
                     f"{where}: {key}: found {value}, expected {default}, as no stage comes before the first one; "
                     "training.initial_weights begins from the weights of a file, --resume continues a run"
                 )
-        if number and stage.carry == "optimizer" and merged.optimizer.kind != found[-1].optimizer.kind:
+        own, before = [_rules(each.optimizer) for each in (merged, found[-1] if number else merged)]
+        if stage.carry == "optimizer" and own != before:
             raise UserError(
-                f"{where}: optimizer.kind: found {merged.optimizer.kind!r} with carry: optimizer, expected "
-                f"{found[-1].optimizer.kind!r} as in the stage before; another one begins with carry: weights"
+                f"{where}: optimizer.kind: found {own} with carry: optimizer, expected {before} as in the stage "
+                "before; another one begins with carry: weights"
             )
         if number and stage.take == "average" and found[-1].average is None:
             raise UserError(f"{where}: take: found average, expected last, as the stage before has none")
@@ -54,6 +56,12 @@ def stage_recipes(recipe: Recipe, origin: str = "recipe", *, trusted: bool = Fal
             raise UserError(f"{where}: take: found best, expected last, as the stage before has no validation files")
         found.append(merged)
     return found
+
+
+def _rules(config: OptimizerConfig) -> str:
+    """The rules of an optimizer."""
+    groups = [f", {group.rule.kind!r} of {group.match!r}" for group in config.groups if group.rule is not None]
+    return f"{config.kind!r}{''.join(groups)}"
 
 
 def _check_outputs(recipe: Recipe, origin: str) -> None:

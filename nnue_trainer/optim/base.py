@@ -1,4 +1,4 @@
-"""The contracts of the optimiser's parts, and the registry of its rules."""
+"""The contracts of the optimiser's parts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from nnue_trainer.errors import UserError
 from nnue_trainer.modules.perspective_transformer import LateRows
 from nnue_trainer.nets.base import VirtualRows, WeightBound
-from nnue_trainer.optim.groups import Group, Settings, settings_of
+from nnue_trainer.optim.groups import OPTIMIZERS, Group, Settings, settings_of
 from nnue_trainer.optim.parts import Columns, NormOf
-from nnue_trainer.registry import Registry
 from nnue_trainer.schema import section
 
 
@@ -64,7 +63,7 @@ class Rule(ABC):
     whose updates depend on the value, such as LARS, trains well only with `factoriser: false`.
     """
 
-    heeds_failed: ClassVar[bool] = False
+    heeds_failed: bool = False
     """whether the rule itself changes nothing while `work.failed` is 1; otherwise the guard skips or undoes the step"""
     capturable: bool = True
     """whether a step can be recorded in a CUDA graph and replayed: it calls the same kernels on the same tensors every
@@ -106,7 +105,7 @@ class Rule(ABC):
 
     # ---- for rules that update rows late, write 16-bit copies, or have their net elsewhere than in the weights ----
 
-    is_ours: ClassVar[bool] = False
+    is_ours: bool = False
     """whether its state is known to be complete; the state of other rules is tried before the run (`rehearse`)"""
     late_rows: Mapping[str, LateRows] = {}
     """by parameter, what updates its rows when they are needed"""
@@ -183,11 +182,13 @@ class OptimizerConfig(ABC):
         groups that do not fit, or that leave nothing to train."""
         names = list(names)
         settings = settings_of(self.groups, names, where)
-        if not self.heeds_settings and any(each.for_rule for each in settings.values()):
-            raise UserError(
-                f"{where}optimizer.groups: the optimizer {self.kind!r} has no learning rate, decay or betas for "
-                "groups, expected only limits and frozen"
-            )
+        for each in settings.values():
+            rule = self if each.rule is None else each.rule
+            if each.for_rule and not rule.heeds_settings:
+                raise UserError(
+                    f"{where}optimizer.groups: the optimizer {rule.kind!r} has no learning rate, decay or betas for "
+                    "groups, expected only limits and frozen"
+                )
         if len(settings) == len(names) and all(each.frozen for each in settings.values()):
             raise UserError(f"{where}optimizer.groups: all parameters are frozen, expected one that is trained")
         return settings
@@ -197,9 +198,7 @@ class OptimizerConfig(ABC):
         """The rule for `work`. UserError if it does not fit."""
 
 
-OPTIMIZERS: Registry[OptimizerConfig] = Registry(
-    "nnue_trainer.optim", lambda: OptimizerConfig, what="optimizer", default="adamw"
-)
+__all__ = ["OPTIMIZERS", "Layer", "OptimizerConfig", "Rule", "Work", "check_state"]
 
 
 def check_state(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -92,6 +92,8 @@ class FusedRule(Rule):
 
     heeds_failed = True
     is_ours = True
+    guards: Sequence[FusedRule] = ()
+    """rules of other parameters whose gradients this rule checks, and takes into its norm, along with its own"""
 
     def __init__(
         self,
@@ -121,7 +123,17 @@ class FusedRule(Rule):
 
     def step(self) -> None:
         assert self.loss is not None
-        self.fused.step(self.loss)
+        also = [each for rule in self.guards for each in rule.watched()] + self.apart()
+        self.fused.step(self.loss, [gradient for gradient, _ in also], [virtual for _, virtual in also])
+
+    def apart(self) -> list[tuple[Tensor, int]]:
+        """Gradients of parameters that the common operators do not move, and the number of virtual rows of each."""
+        return []
+
+    def watched(self) -> list[tuple[Tensor, int]]:
+        """Gradients that a guard has to check, and the number of virtual rows of each."""
+        own = zip(self.fused.pairs, self.fused.gradients(), strict=True)
+        return [(each, part.virtual_rows) for (part, _), each in own if each.numel()] + self.apart()
 
     def net(self, name: str) -> Tensor:
         return self.fused.averaged(name)
@@ -149,7 +161,7 @@ class FusedRule(Rule):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         check_state(FusedRule.state_dict(self), state)
         counts = {name: int(tensor.item()) for name, tensor in state.items() if name.startswith("step/")}
-        first = next(iter(counts))
+        first = next(iter(counts), "")  # none: all parameters are moved apart from the common operators
         for name, count in counts.items():
             if count != counts[first]:
                 raise ValueError(f"tensor {name}: found {count}, expected {counts[first]}, as in {first}")
@@ -157,7 +169,7 @@ class FusedRule(Rule):
             if tensor.dtype != state[name].dtype:
                 _log.warning("%s: converted from %s to %s", name, state[name].dtype, tensor.dtype)
             tensor.copy_(state[name])
-        self.fused.tensors[0].fill_(counts[first])  # the step count of every part
+        self.fused.tensors[0].fill_(counts.get(first, 0))  # the step count of every part
         for late in self.fused.late_rows.values():
             late.restart()
 

@@ -127,18 +127,10 @@ class FusedOptimizer:
         """One update from the gradients in place. `loss` is used only by the guard. A parameter without a gradient is
         left out. `also`: other gradients for the guard and the norm; `shared`: the number of virtual rows of each (0:
         none)."""
-        gradients: list[Tensor] = []
-        moved: list[Tensor] = []
-        for part, is_whole in self._sources:
-            gradient = None if part.copy is None else part.copy.grad
-            gradient = part.parameter.grad if gradient is None else gradient
-            if gradient is None:
-                gradient = self._nothing
-            else:
-                moved.append(part.parameter)
-                if gradient.is_sparse or not is_whole:
-                    gradient = sparse_rows(part, gradient)[1] if gradient.is_sparse else part.rows(gradient)
-            gradients.append(gradient)
+        gradients = self.gradients()
+        moved = [
+            part.parameter for (part, _), own in zip(self.pairs, gradients, strict=True) if own is not self._nothing
+        ]
         rows: list[Tensor] = []
         for late in self._late:
             late.before_step()
@@ -156,6 +148,19 @@ class FusedOptimizer:
         )  # fmt: skip
         for late in self._late:
             late.after_step()
+
+    def gradients(self) -> list[Tensor]:
+        """The gradient of each part; one without elements if there is none."""
+        gradients: list[Tensor] = []
+        for part, is_whole in self._sources:
+            gradient = None if part.copy is None else part.copy.grad
+            gradient = part.parameter.grad if gradient is None else gradient
+            if gradient is None:
+                gradient = self._nothing
+            elif gradient.is_sparse or not is_whole:
+                gradient = sparse_rows(part, gradient)[1] if gradient.is_sparse else part.rows(gradient)
+            gradients.append(gradient)
+        return gradients
 
     def _norm(self, parts: Sequence[tuple[Part, Moments, Tensor]]) -> Tensor:
         """The norm of the gradients of these parts, virtual rows included, float64; NaN: not finite."""

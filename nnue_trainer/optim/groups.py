@@ -1,4 +1,4 @@
-"""Groups of parameters that a recipe trains differently: by name, the settings of each."""
+"""Groups of parameters that a recipe trains differently: by name, the settings of each. The registry of the rules."""
 
 from __future__ import annotations
 
@@ -6,12 +6,25 @@ import fnmatch
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
 
 from nnue_trainer.errors import UserError, quoted
+from nnue_trainer.registry import Registry
 from nnue_trainer.schema import section
+
+if TYPE_CHECKING:
+    from nnue_trainer.optim.base import OptimizerConfig
+
+
+def _config() -> type[OptimizerConfig]:
+    from nnue_trainer.optim.base import OptimizerConfig
+
+    return OptimizerConfig
+
+
+OPTIMIZERS: Registry[OptimizerConfig] = Registry("nnue_trainer.optim", _config, what="optimizer", default="adamw")
 
 Betas = tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]]
 
@@ -35,6 +48,9 @@ class Group:
     """highest value; null: as for min_weight"""
     frozen: bool | None = None
     """true: no step, no decay and no clipping, and moments stay as they are; null: not changed"""
+    rule: Annotated[Any, OPTIMIZERS] | None = None
+    """rule that trains them in place of the recipe's, with its own learning rate, which follows the same schedule; its
+    groups, factoriser, clip_weights, max_norm and max_value are the recipe's; null: not changed"""
 
     @model_validator(mode="after")
     def _in_order(self) -> Group:
@@ -56,6 +72,8 @@ class Settings:
     low: float = -math.inf
     high: float = math.inf
     frozen: bool = False
+    rule: OptimizerConfig | None = None
+    """None: the recipe's"""
 
     @property
     def for_rule(self) -> bool:
@@ -81,6 +99,7 @@ def settings_of(groups: Sequence[Group], names: Iterable[str], where: str = "") 
             "low": group.min_weight,
             "high": group.max_weight,
             "frozen": group.frozen,
+            "rule": group.rule,
         }
         given = {key: value for key, value in values.items() if value is not None}
         for name in own:

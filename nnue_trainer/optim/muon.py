@@ -150,22 +150,21 @@ class MuonRule(FusedRule):
             )
 
     def step(self) -> None:
-        assert self.loss is not None
-        moved: list[_Matrix] = []
-        gradients: list[Tensor] = []
-        for matrix in self._matrices:
-            if matrix.weight.grad is not None:
-                moved.append(matrix)
-                gradients.append(matrix.weight.grad)
-        self.fused.step(self.loss, gradients, [len(matrix.virtual) for matrix in moved])
+        super().step()
         by_operator: list[_Matrix] = []
-        for matrix, gradient in zip(moved, gradients, strict=True):
+        for matrix in self._matrices:
+            if matrix.weight.grad is None:
+                continue
             if matrix.choice.kernels == "operators":
                 by_operator.append(matrix)
             else:
-                self._step_torch(matrix, gradient)
+                self._step_torch(matrix, matrix.weight.grad)
         if by_operator:
             self._step_operators(by_operator)
+
+    def apart(self) -> list[tuple[Tensor, int]]:
+        found = ((matrix.weight.grad, len(matrix.virtual)) for matrix in self._matrices)
+        return [(gradient, virtual) for gradient, virtual in found if gradient is not None]
 
     def _step_operators(self, matrices: list[_Matrix]) -> None:
         config = self._config

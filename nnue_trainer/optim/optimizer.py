@@ -11,17 +11,16 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from nnue_trainer.base.foreign import returned
 from nnue_trainer.errors import UserError
 from nnue_trainer.modules import PerspectiveTransformer, StackedLinear
 from nnue_trainer.nets.base import NnueModel, WeightBound
+from nnue_trainer.optim import per_group
 from nnue_trainer.optim.base import Layer, OptimizerConfig, Rule, Work, check_state
 from nnue_trainer.optim.bounds import Bounds
 from nnue_trainer.optim.clip import Clip
 from nnue_trainer.optim.groups import Settings
 from nnue_trainer.optim.guard import Guard
 from nnue_trainer.optim.parts import LARGEST_COPY, Columns, NormOf
-from nnue_trainer.optim.rehearsal import rehearse
 from nnue_trainer.optim.virtual_rows import SharedRows
 
 _log = logging.getLogger(__name__)
@@ -84,7 +83,7 @@ class Optimizer:
         }
         # A rule does the work of the layers as they are here; with one of another class it is a rule and no more.
         ours = (bounds, shared_rows, guard) == (Bounds, SharedRows, Guard)
-        replaces = config.replaces if ours else frozenset()
+        replaces = per_group.replaces(config) if ours else frozenset()
         late = late and "virtual_rows" in replaces
         # bfloat16: a gradient has the dtype of its tensor, and in float16 most gradients would be zero.
         self._copies = {
@@ -116,11 +115,8 @@ class Optimizer:
             settings=settings | {name: settings[of] for name, of in shared.owners.items() if of in settings},
             matrices=frozenset(_matrices(model)),
         )
-        self.rule: Rule = config.rule(work)
-        returned(config, "rule", self.rule, isinstance(self.rule, Rule), "a Rule")
+        self.rule = per_group.make(config, work, rehearsed=not {"virtual_rows", "bounds"} & replaces)
         self._rule_takes_lr = type(self.rule).set_lr is not Rule.set_lr
-        if not self.rule.is_ours and not {"virtual_rows", "bounds"} & replaces:
-            rehearse(config, work)
         for name, late_rows in self.rule.late_rows.items():
             transformers[name].update_late(late_rows)
         if self.rule.is_ours and "bounds" in replaces:

@@ -122,6 +122,12 @@ KINDS: dict[str, tuple[int, str, dict[str, dict[str, Any]]]] = {
         3, "each with 8 to 12 of 32 columns of the feature transformer",
         {"model": {"kind": "sfnnv16", "l1": 32}, "optimizer": {"kind": "muon", "lr": 0.002}},
     ),
+    "columns, rules of groups": (
+        2, "each with 16 of 32 columns of the feature transformer",
+        {"model": LAYERED, "optimizer": {"kind": "schedule_free", "groups": [
+            {"match": "*.weight", "rule": {"kind": "muon", "lr": 0.002}},
+            {"match": "feature*", "rule": {"kind": "lion"}}]}},
+    ),
     "columns, the engine's rounding from half of the run on": (
         2, "each with 16 of 32 columns of the feature transformer",
         {"model": LAYERED | {"quantisation": LAYERED["quantisation"] | {"qat": True, "qat_from": 0.5}},
@@ -866,6 +872,10 @@ def test_parts_of_a_tensor_make_the_whole(size, shape, dim, groups):
         (["model.hidden=24", "optimizer={kind: torch, name: NAdam}"], ""),
         (["model.hidden=24", "optimizer={kind: muon}"], ""),
         (["model.hidden=24", "optimizer={kind: muon, max_norm: 1.0}"], "may use more than one value"),
+        (
+            ["model.hidden=24", "optimizer={max_norm: 1, groups: [{match: '*', rule: {kind: lion}}]}"],
+            "more than one value",
+        ),
         (["model={kind: simple, hidden: 8}"], "too few columns"),
     ],
 )

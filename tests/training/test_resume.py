@@ -76,6 +76,21 @@ def test_filters_cannot_change_on_resume(tmp_path, recipe):
     assert "finished" in nnue(*go_on, "data.filters.no_score=false")
 
 
+@pytest.mark.parametrize("main", ["adamw", "schedule_free"])
+def test_rules_of_groups_resume_bit_identically(tmp_path, recipe, main):
+    groups = "[{match: feature*, rule: {kind: ranger_lite}}, {match: '*.bias', rule: {kind: torch, name: Adam}}]"
+    chosen = (f"optimizer={{kind: {main}, groups: {groups if main == 'adamw' else groups.partition(', {')[0] + ']'}}}",)
+    nnue("train", "--config", recipe, "--run-dir", tmp_path / "whole", *chosen)
+    nnue("train", "--config", recipe, "--run-dir", tmp_path / "stopped", *chosen, "training.epochs=2")
+    nnue("train", "--resume", tmp_path / "stopped", "training.epochs=4")
+    files = [tmp_path / run / "checkpoints" / "last.safetensors" for run in ("whole", "stopped")]
+    one, other = [checkpoint.load(file) for file in files]
+    assert one.tensors.keys() == other.tensors.keys()
+    for group, tensors in one.tensors.items():
+        assert tensors.keys() == other.tensors[group].keys()
+        assert all(torch.equal(tensor, other.tensors[group][name]) for name, tensor in tensors.items())
+
+
 def test_resuming_from_an_older_checkpoint_loses_nothing(tmp_path, recipe):
     folder = tmp_path / "run"
     nnue("train", "--config", recipe, "--run-dir", folder)

@@ -21,6 +21,7 @@ from nnue_trainer.nets.base import NnueModel, StackedModel
 from nnue_trainer.ops import capabilities
 from nnue_trainer.ops.capabilities import Choice, Machine, Mode
 from nnue_trainer.ops.perspectives import number_of
+from nnue_trainer.optim import per_group
 from nnue_trainer.optim.fused import FusedConfig, FusedRule
 from nnue_trainer.training.assembly.core import Core, core_of
 from nnue_trainer.training.assembly.precision import without_auto
@@ -148,22 +149,27 @@ def _layers(model: NnueModel, rounds: bool) -> tuple[LayerStacks | None, str]:
 
 
 def _update(recipe: Recipe, core: Core, machine: Machine) -> Iterator[Part]:
-    if not isinstance(recipe.optimizer, FusedConfig):
-        yield Part("update", "torch", f"the optimizer {recipe.optimizer.kind!r} does not use the operators")
+    rules = per_group.fused_rules(core.optimizer.rule)
+    if not rules:
+        other = next(each for each in per_group.configs(recipe.optimizer) if not isinstance(each, FusedConfig))
+        yield Part("update", "torch", f"the optimizer {other.kind!r} does not use the operators")
         return
-    rule = core.optimizer.rule
-    assert isinstance(rule, FusedRule)
     yield Part("update", "operators", "")
-    for name, choice in rule.choices().items():
+    for group in recipe.optimizer.groups:
+        if group.rule is not None:
+            yield Part(f"rule of {group.match}", group.rule.kind, "")
+    for name, choice in (item for rule in rules for item in rule.choices().items()):
         yield Part(name, *choice)
-    for rows, _, choice in _ranges(rule, recipe, core, machine):
+    for rows, _, choice in _ranges(rules, recipe, core, machine):
         yield Part(f"rows {rows.start:,} to {rows.stop - 1:,}", *choice)
 
 
-def _ranges(rule: FusedRule, recipe: Recipe, core: Core, machine: Machine) -> Iterator[tuple[range, float, Choice]]:
+def _ranges(
+    rules: list[FusedRule], recipe: Recipe, core: Core, machine: Machine
+) -> Iterator[tuple[range, float, Choice]]:
     """The ranges of rows of the transformer's weight, with `Moments.words` and when their rows move."""
     transformers = [module.weight for module in _transformers(core.model)]
-    for part, moments in rule.fused.pairs:
+    for part, moments in (pair for rule in rules for pair in rule.fused.pairs):
         if not any(part.parameter is weight for weight in transformers):
             continue
         rows = range(part.first, part.first + len(part.rows(part.parameter)))
@@ -183,11 +189,11 @@ def _estimated(work: Work | None, card: Card) -> list[Part]:
 
 
 def _work(recipe: Recipe, core: Core, machine: Machine) -> Work | None:
-    model, rule, apart = core.model, core.optimizer.rule, core.why_not_fused()
+    model, rules, apart = core.model, per_group.fused_rules(core.optimizer.rule), core.why_not_fused()
     found = {part.name: part.kernels for part in _step(recipe, core, machine, apart, rounds=False)}
-    if apart is not None or not isinstance(rule, FusedRule) or found["transformer"] not in FACTORS:
+    if apart is not None or not rules or found["transformer"] not in FACTORS:
         return None
-    ranges = list(_ranges(rule, recipe, core, machine))
+    ranges = list(_ranges(rules, recipe, core, machine))
     (first,), batch = _transformers(model), recipe.data.batch_size
     others = sum(each.numel() for each in model.parameters()) - sum(each.numel() for each in first.parameters())
     late = [(rows, choice.kernels == "late") for rows, _, choice in ranges]

@@ -13,6 +13,7 @@ import torch
 
 from nnue_trainer.config import Precision, Recipe, with_precision
 from nnue_trainer.nets.base import NnueModel
+from nnue_trainer.optim import per_group
 
 _KNOWN = get_args(Precision)
 
@@ -34,5 +35,5 @@ def without_auto(
 def _gains(recipe: Recipe, model: NnueModel, device: torch.device) -> bool:
     """Whether mixed precision is faster here and only the feature transformer computes in 16 bits: its optimiser keeps
     a copy of the weight, and operators compute the rest."""
-    copies = "virtual_rows" in recipe.optimizer.replaces
+    copies = "virtual_rows" in per_group.replaces(recipe.optimizer)
     return copies and not recipe.training.compile and model.layers_are_fused(device)

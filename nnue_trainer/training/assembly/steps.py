@@ -13,7 +13,7 @@ from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
 from nnue_trainer.nets.base import NnueModel, StackedModel
 from nnue_trainer.ops import capabilities
 from nnue_trainer.ops.capabilities import Mode
-from nnue_trainer.optim import Optimizer
+from nnue_trainer.optim import Optimizer, per_group
 from nnue_trainer.optim.penalties.base import Penalties
 from nnue_trainer.training.autograd_step import AutogradStep, StepLoss
 from nnue_trainer.training.fused_parts import FusedTransformer, StackKernels, StackReference
@@ -175,7 +175,7 @@ def why_positions(kind: StepKind, recipe: Recipe, model: NnueModel, ranks: Ranks
     assert first is not None
     if (reason := why_not_columns(model, first, ranks)) is not None:
         return reason
-    if not recipe.optimizer.by_value():
+    if not per_group.by_value(recipe.optimizer):
         return f"the optimizer {recipe.optimizer.kind!r} may use more than one value of a weight at a time"
     for rounds in (False, True) if recipe.model.qat_config.qat else (False,):
         with model.rounding(rounds):
