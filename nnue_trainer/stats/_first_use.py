@@ -21,6 +21,7 @@ def compile_library() -> None:
     import fcntl  # not on Windows
 
     try:
+        (checkout / "build").mkdir(exist_ok=True)
         with (checkout / "build" / "stats.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _library.STATS_CPU_LIBRARY.is_file():

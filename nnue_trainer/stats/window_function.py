@@ -1,4 +1,4 @@
-"""Your own functions of sliding windows: C++ for CPU and CUDA, also with a state, or Python on the CPU."""
+"""Your own functions of sliding windows: C++ for CPU and CUDA, also with a state, or Python."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from nnue_trainer.files import compile_once
-from nnue_trainer.stats import _state_on_cuda
+from nnue_trainer.stats import _python_windows, _state_on_cuda
 
 _WHAT = "window functions"
 
@@ -367,12 +366,10 @@ def apply(
         raise ValueError(
             f"rolling: apply: found {type(function).__name__}, expected a function, a WindowFunction or a WindowState"
         )
+    if x.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"rolling: apply: found a tensor on {x.device}, expected one on cpu or cuda")
     if not isinstance(function, WindowFunction | WindowState):
-        if x.device.type != "cpu":
-            raise ValueError(
-                f"rolling: apply: found a tensor on {x.device}, expected one on the CPU for a Python function"
-            )
-        _apply_python(function, x, out, first, length, min_periods)
+        _python_windows.apply(function, x, out, first, length, min_periods)
         return out
     job = _job_of(function, x, out, first, length, min_periods, x.is_cuda)
     entry = "apply_float" if x.dtype == torch.float32 else "apply_double"
@@ -387,11 +384,9 @@ def apply(
         whole = isinstance(function, WindowFunction)
         items = job.rows * -(-job.n // job.segment)
         _in_threads(part, items, max(job.length, 1) if whole else job.segment + job.length)
-    elif x.device.type == "cuda":
+    else:
         with torch.cuda.device(x.device):
             _launch(function, function._on_cuda, job, x, torch.cuda.current_stream().cuda_stream)
-    else:
-        raise ValueError(f"rolling: apply: found a tensor on {x.device}, expected one on cpu or cuda")
     return out
 
 
@@ -427,42 +422,3 @@ def _in_threads(body: Callable[[int, int], None], count: int, cost: int) -> None
         for done in [pool.submit(body, i, min(i + step, count)) for i in range(0, count, step)]:
             done.result()
     return None
-
-
-def _over_windows(function: Any, x: Any, out: Any, places: Any, begins: Any, ends: Any) -> None:
-    """The loop over windows of a row, in Python or compiled by Numba: it may use only what both support."""
-    for place, begin, end in zip(places, begins, ends):  # noqa: B905 (Numba has no strict)
-        out[place] = function(x[begin:end])
-
-
-@functools.lru_cache(maxsize=64)
-def _compiled(function: Callable[..., float]) -> Any:
-    """(the loop, the function), compiled by Numba; as they are without it, or where it cannot compile the function."""
-    try:
-        import numba  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        return _over_windows, function
-    inner: Any = function if hasattr(function, "py_func") else numba.njit(function)
-    try:
-        inner.compile((numba.float64[::1],))
-    except numba.core.errors.NumbaError:
-        return _over_windows, function
-    return numba.njit(_over_windows), inner
-
-
-def _apply_python(function: Callable[..., float], x: Tensor, out: Tensor, first: int, length: int, least: int) -> None:
-    n = x.shape[-1]
-    given = np.ascontiguousarray(x.reshape(-1, n).double().numpy())
-    found = np.full_like(given, np.nan)
-    loop, inner = _compiled(function)
-    # In Python's integers, since a window may reach further than int64 does.
-    low, high = max(min(first, n), -n), max(min(first + length, n), -n)
-    begins = np.clip(np.arange(n) + low, 0, n)
-    ends = np.maximum(np.clip(np.arange(n) + high, 0, n), begins)
-    for row, to in zip(given, found, strict=True):
-        seen = np.concatenate([[0], np.isfinite(row).cumsum()])
-        places = np.flatnonzero(seen[ends] - seen[begins] >= least)
-        windows = places, begins[places], ends[places]
-        # A loop in Python is faster over lists.
-        loop(inner, row, to, *(windows if loop is not _over_windows else map(np.ndarray.tolist, windows)))
-    out.copy_(torch.from_numpy(found).view(x.shape))

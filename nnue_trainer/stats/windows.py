@@ -127,9 +127,9 @@ class Rolling:
         """A function of your own of each window, which gets all of its elements in float64, NaN included.
 
         function: a `WindowFunction`, which is C++ and is compiled at its first use, for CPU and CUDA; a `WindowState`,
-            which is C++ too, follows a window in constant time per element, and gets observations only, on the CPU; or
-            a Python function of a NumPy array, for tensors on the CPU, which is compiled by Numba where that is
-            installed.
+            which is C++ too, follows a window in constant time per element, and gets observations only; or a Python
+            function of a NumPy array that it must not change. Numba compiles it where that is installed; on CUDA, Numba
+            for CUDA is required, and the function is compiled from what that supports.
 
         Only windows with at least `min_periods` observations are requested; the other outputs are NaN.
         """

@@ -1,12 +1,10 @@
-"""Functions of the user's own of windows: C++ compiled at its first use, and Python."""
+"""Functions of the user's own of windows: C++ compiled at its first use."""
 
 from __future__ import annotations
 
 import ctypes
 import math
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
 import emulated_library
@@ -215,8 +213,6 @@ def test_compiled_for_cuda() -> None:
     x = values(3, 5000)
     found = stats.rolling(x.cuda(), 30, 2).apply(SPREAD).cpu()
     torch.testing.assert_close(found, spread(x, 30, 2), equal_nan=True)
-    with pytest.raises(ValueError, match="expected one on the CPU for a Python function"):
-        stats.rolling(x.cuda(), 30).apply(np.mean)
 
 
 def library_for_cuda(function: RowFunction | WindowFunction | WindowState) -> Path:
@@ -295,48 +291,6 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(UserError, match=r"window functions need a C\+\+20 compiler: \$CXX is 'no-such-compiler'"):
         stats.rolling(torch.zeros(5), 3).apply(WindowFunction("return 1;"))
-
-
-def second_smallest(w: np.ndarray) -> float:
-    return float(np.sort(w)[1])
-
-
-def test_python_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "numba", None)  # as if it were not installed
-    window_function._compiled.cache_clear()
-    x = torch.tensor([[3.0, 1, 2, math.nan, 5], [4, 4, 0, 1, 2]])
-    found = stats.rolling(x, 3).apply(second_smallest)
-    expected = torch.tensor([[math.nan, math.nan, 2, math.nan, math.nan], [math.nan, math.nan, 4, 1, 1]])
-    torch.testing.assert_close(found, expected, equal_nan=True)
-    window_function._compiled.cache_clear()
-
-
-def test_numba_compiles_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Numba is installed; else a stand-in shows that it is used and what for."""
-    try:
-        import numba  # noqa: F401
-    except ImportError:
-        stand_in = ModuleType("numba")
-        asked = []
-
-        def njit(function: object) -> object:
-            asked.append(function)
-            return function
-
-        stand_in.njit, stand_in.float64 = njit, np.empty((1, 1))  # type: ignore[attr-defined]
-        stand_in.core = ModuleType("core")  # type: ignore[attr-defined]
-        stand_in.core.errors = ModuleType("errors")
-        stand_in.core.errors.NumbaError = AttributeError
-        monkeypatch.setitem(sys.modules, "numba", stand_in)
-        window_function._compiled.cache_clear()
-        second_smallest.py_func, second_smallest.compile = second_smallest, lambda signature: None  # type: ignore[attr-defined]
-        stats.rolling(torch.zeros(5), 3).apply(second_smallest)
-        del second_smallest.py_func, second_smallest.compile  # type: ignore[attr-defined]
-        window_function._compiled.cache_clear()
-        assert asked == [window_function._over_windows]
-        return
-    x = torch.arange(9.0).flip(0)
-    assert stats.rolling(x, 3).apply(second_smallest)[2:].tolist() == x[1:-1].tolist()
 
 
 def test_errors() -> None:
