@@ -207,19 +207,26 @@ class Graph:
     @property
     def shares(self) -> Tensor:
         """float64 [edges]: the share of each edge in the weights of its node, however large or small these are."""
+        counts = self.offsets.diff()
+        if self.weights is None:
+            return (1 / counts.double()).repeat_interleave(counts)
+        parts = _parts(self.offsets)
+        top, sums = (torch.zeros(self.nodes, dtype=torch.float64, device=self.device) for _ in range(2))
+        for first, last, begin, end in parts:
+            ends = _ends_inside(self.offsets, first, last, begin, end)
+            most = torch.segment_reduce(self.weights[begin:end], "max", offsets=ends, unsafe=True, initial=0)
+            torch.maximum(top[first:last], most, out=top[first:last])
+        # To a power of two, so that no digit is lost where the sum would not have overflown.
+        scale = torch.ldexp(torch.ones_like(top), torch.frexp(top).exponent - 1)
         shares = torch.empty(self.edges, dtype=torch.float64, device=self.device)
-        for first, last, begin, end in _parts(self.offsets):
-            ends = self.offsets[first : last + 1] - begin
-            counts = ends.diff()
-            if self.weights is None:
-                shares[begin:end] = (1 / counts.double()).repeat_interleave(counts)
-                continue
-            weights = self.weights[begin:end]
-            top = torch.segment_reduce(weights, "max", offsets=ends, unsafe=True, initial=0).repeat_interleave(counts)
-            # To a power of two, so that no digit is lost where the sum would not have overflown.
-            scaled = weights / torch.ldexp(torch.ones_like(top), torch.frexp(top).exponent - 1)
-            sums = torch.segment_reduce(scaled, "sum", offsets=ends, unsafe=True, initial=0)
-            shares[begin:end] = scaled / sums.repeat_interleave(counts)
+        for first, last, begin, end in parts:
+            ends = _ends_inside(self.offsets, first, last, begin, end)
+            scaled = self.weights[begin:end] / scale[first:last].repeat_interleave(ends.diff())
+            shares[begin:end] = scaled
+            sums[first:last] += torch.segment_reduce(scaled, "sum", offsets=ends, unsafe=True, initial=0)
+        for first, last, begin, end in parts:
+            ends = _ends_inside(self.offsets, first, last, begin, end)
+            shares[begin:end] /= sums[first:last].repeat_interleave(ends.diff())
         return shares
 
     @cached_property
@@ -244,27 +251,32 @@ class Graph:
 
 
 def _parts(offsets: Tensor) -> list[tuple[int, int, int, int]]:
-    """(first node, last node, first edge, last edge), the last ones excluded, of parts of about `_PART` edges, or of
-    1/128 of a large graph. Work in parts needs little memory beside the graph."""
-    parts, first, begin, nodes = [], 0, 0, len(offsets) - 1
-    size = max(_PART, int(offsets[-1]) >> 7)
-    while first < nodes:
-        last = min(max(int(torch.searchsorted(offsets, begin + size, right=True)) - 1, first + 1), nodes)
-        end = int(offsets[last])
-        parts.append((first, last, begin, end))
-        first, begin = last, end
-    return parts
+    """(first node, last node, first edge, last edge), the last ones excluded, of parts of `_PART` edges, or of 1/256 of
+    a large graph. Work in parts needs little memory beside the graph. The edges of a node may be in several parts."""
+    edges = int(offsets[-1])
+    size = max(_PART, edges >> 8)
+    begins = torch.arange(0, edges, size, device=offsets.device)
+    ends = (begins + size).clamp_max(edges)
+    firsts = torch.searchsorted(offsets, begins, right=True) - 1
+    lasts = torch.searchsorted(offsets, ends)
+    return list(zip(*(each.tolist() for each in (firsts, lasts, begins, ends)), strict=True))
+
+
+def _ends_inside(offsets: Tensor, first: int, last: int, begin: int, end: int) -> Tensor:
+    """The offsets of a part's nodes among its edges."""
+    return (offsets[first : last + 1] - begin).clamp_(0, end - begin)
 
 
 def _reversed(graph: Graph, values: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Offsets, targets and a value for each edge, in the order of the graph with all edges reversed."""
     counts = torch.bincount(graph.targets, minlength=graph.nodes) if graph.edges else graph.offsets.diff()
-    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    offsets = counts.new_zeros(graph.nodes + 1)
+    torch.cumsum(counts, 0, out=offsets[1:])
     sources, moved = torch.empty_like(graph.targets), None if values is None else torch.empty_like(values)
-    places = offsets[:-1].clone()  # of the next edge to each node
+    places = counts.copy_(offsets[:-1])  # of the next edge to each node
     for first, last, begin, end in _parts(graph.offsets):
         own = torch.arange(first, last, dtype=torch.int32, device=graph.device)
-        own = own.repeat_interleave(graph.offsets[first : last + 1].diff())
+        own = own.repeat_interleave(_ends_inside(graph.offsets, first, last, begin, end).diff())
         targets, order = graph.targets[begin:end].sort(stable=True)
         nodes, counts = torch.unique_consecutive(targets, return_counts=True)
         nodes = nodes.long()
@@ -325,32 +337,36 @@ def pagerank(
     enough. start: numbers [n] of at least 0, in proportion to which "a random node" is chosen, for personalised
     PageRank; None: all nodes are equally likely. ValueError for other numbers.
 
-    It needs less than twice the memory of a large graph beside the graph. There is no derivative.
+    Beside a large graph, with six or more edges for each node, it needs less than twice the memory of the graph. It has
+    no derivative.
     """
     _check_restart(restart)
     n = graph.nodes
     if n == 0:
         return torch.empty(0, dtype=torch.float64, device=graph.device)
-    jump = _start(graph, start)
-    stuck = graph.offsets.diff() == 0
+    jump = None if start is None else _start(graph, start)
     offsets, sources, shares = _reversed(graph, None if graph.weights is None else graph.shares)
-    each = None if shares is not None else 1 / graph.offsets.diff().double()
     parts = _parts(offsets)
-    rank, come, change = jump.clone(), torch.empty_like(jump), math.inf
+    rank = torch.full((n,), 1 / n, dtype=torch.float64, device=graph.device) if jump is None else jump.clone()
     # The same memory for each part: the allocator may keep that of tensors that are made anew.
-    gathered = jump.new_empty(max((end - begin for _, _, begin, end in parts), default=0))
+    gathered = rank.new_empty(max((end - begin for _, _, begin, end in parts), default=0))
+    moving = torch.zeros_like(rank)
+    lost, _ = _leave(graph, rank, moving)
+    change = math.inf
     for _ in range(most):
-        lost = rank[stuck].sum()
-        moving = rank if each is None else rank * each
+        rank.zero_()
         for first, last, begin, end in parts:
             found = torch.index_select(moving, 0, sources[begin:end], out=gathered[: end - begin])
             if shares is not None:
                 found *= shares[begin:end]
-            ends = offsets[first : last + 1] - begin
-            come[first:last] = torch.segment_reduce(found, "sum", offsets=ends, unsafe=True, initial=0)
-        come.addcmul_(lost, jump).mul_(1 - restart).add_(jump, alpha=restart)
-        change = rank.sub_(come).abs_().sum().item()
-        rank, come = come, rank
+            ends = _ends_inside(offsets, first, last, begin, end)
+            rank[first:last] += torch.segment_reduce(found, "sum", offsets=ends, unsafe=True, initial=0)
+        if jump is None:
+            rank.add_(lost / n).mul_(1 - restart).add_(restart / n)
+        else:
+            rank.addcmul_(lost, jump).mul_(1 - restart).add_(jump, alpha=restart)
+        lost, changes = _leave(graph, rank, moving)
+        change = changes.item()
         if change < tolerance:
             return rank
     raise ArithmeticError(
@@ -358,10 +374,26 @@ def pagerank(
     )
 
 
-def _start(graph: Graph, start: Tensor | None) -> Tensor:
+def _leave(graph: Graph, rank: Tensor, moving: Tensor) -> tuple[Tensor, Tensor]:
+    """Writes to `moving` what follows each edge of a node, or all edges of one if these have weights. Returns the rank
+    of nodes without edges, and the sum of the changes of `moving` over all edges."""
+    lost, change = (torch.zeros((), dtype=torch.float64, device=graph.device) for _ in range(2))
+    step = max(_PART, graph.nodes >> 4)  # some nodes at a time, for little memory
+    for first in range(0, graph.nodes, step):
+        part, to = rank[first : first + step], moving[first : first + step]
+        counts = graph.offsets[first : first + step + 1].diff()
+        lost += (part * (counts == 0)).sum()
+        if graph.weights is None:
+            part = part / counts.clamp_min_(1)
+            change += (to.sub_(part).abs_() * counts).sum()
+        else:
+            change += to.sub_(part).abs_().sum()
+        to.copy_(part)
+    return lost, change
+
+
+def _start(graph: Graph, start: Tensor) -> Tensor:
     n = graph.nodes
-    if start is None:
-        return torch.full((n,), 1 / n, dtype=torch.float64, device=graph.device)
     if dense("pagerank: start", start).shape != (n,) or start.is_complex():
         raise ValueError(
             f"pagerank: start: found {start.dtype} {list(start.shape)}, expected [{n}], a number for each node"

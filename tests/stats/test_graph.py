@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
+import subprocess
+import sys
 from typing import Any, cast
 
 import numpy as np
@@ -241,19 +243,55 @@ def test_personalised_pagerank(device: torch.device, weighted: bool) -> None:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_parts_of_edges(weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts smaller than the edges of a node, and nodes without edges."""
+    """Parts smaller than the edges of a node, and nodes without edges. Sums of a node's parts round differently."""
     g = random_graph(50, 200, 7, weighted)
     whole = g.reversed, g.shares, graph.pagerank(g)
     monkeypatch.setattr(graph, "_PART", 5)
     parts = Graph(g.offsets, g.targets, g.weights)
-    assert len(graph._parts(g.offsets)) > 10
+    assert len(graph._parts(g.offsets)) == -(-g.edges // 5)
+    assert int(g.offsets.diff().max()) > 5
     assert torch.equal(parts.reversed.offsets, whole[0].offsets)
     assert torch.equal(parts.reversed.targets, whole[0].targets)
     if whole[0].weights is not None and parts.reversed.weights is not None:
         assert torch.equal(parts.reversed.weights, whole[0].weights)
-    assert torch.equal(parts.shares, whole[1])
-    assert torch.equal(graph.pagerank(parts), whole[2])
+    torch.testing.assert_close(parts.shares, whole[1], rtol=1e-15, atol=0)
+    torch.testing.assert_close(graph.pagerank(parts), whole[2], rtol=1e-13, atol=0)
     torch.testing.assert_close(matrix(parts.reversed), matrix(g).T, rtol=0, atol=0)
+
+
+_MEMORY = """
+import sys, torch
+from nnue_trainer.stats import graph
+from nnue_trainer.stats.random import Philox
+
+def status(name):
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith(name))
+
+torch.set_num_threads(1)
+nodes, edges, numbers = 1 << 19, 1 << 22, Philox(1)
+power, weighted = int(sys.argv[1]), sys.argv[2] == "True"
+targets = (numbers.uniform(edges, dtype=torch.float64) ** power * nodes).int()
+counts = torch.bincount(numbers.integers(0, nodes, edges, torch.int32), minlength=nodes)
+offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+weights = numbers.uniform(edges, 0.1, 1, torch.float64) if weighted else None
+g = graph.Graph(offsets, targets, weights)
+size = sum(each.nbytes for each in (offsets, targets, weights) if each is not None)
+small = graph.Graph(offsets[:2], torch.zeros(int(offsets[1]), dtype=torch.int32))
+graph.pagerank(small)
+del counts
+open("/proc/self/clear_refs", "w").write("5")
+before = status("VmRSS")
+graph.pagerank(g, tolerance=1e-2)
+print((status("VmHWM") - before) / size)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("power", "weighted"), [(1, False), (4, True), (64, False)])
+def test_memory_of_pagerank(power: int, weighted: bool) -> None:
+    """Less than twice that of the graph, also where a node has most of the edges."""
+    command = [sys.executable, "-c", _MEMORY, str(power), str(weighted)]
+    assert float(subprocess.run(command, check=True, capture_output=True, text=True).stdout) < 2
 
 
 @pytest.mark.parametrize("compared", [1, 256])
