@@ -1,8 +1,8 @@
 """The CUDA kernels of `RowFunction`, which are compiled with the user's function.
 
 Short rows are read together by a thread block, through shared memory, and a thread computes each. If the function has
-sums, the threads of a warp, or of a block where there are few rows, compute a longer row together: all of them run the
-function, and each adds its share of the elements of a sum.
+sums, the threads of a warp, or of a block where there are few rows, or of several blocks where there are very few,
+compute a longer row together: all of them run the function, and each adds its share of the elements of a sum.
 """
 
 KERNELS = r"""
@@ -13,6 +13,9 @@ constexpr int kTogether = 256;       // threads of a block that computes one row
 constexpr int kShortForTeam = 48;    // elements of a row, fewer than which one thread computes it
 constexpr int kLongForWarp = 4096;   // and more than which a block computes it, if there are few rows
 constexpr int kFewRows = 4096;
+constexpr int kSplitThreads = 512;        // of each of several blocks that compute one row
+constexpr int64_t kLeastOfBlock = 8192;   // elements of a row for each of them, at least
+constexpr int64_t kBlocksAtATime = 8;     // of a multiprocessor, about
 constexpr int64_t kEnoughBlocks = 512;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
@@ -37,6 +40,31 @@ struct TileRow : Sums<TileRow<T>> {
 struct Team {
     double* parts;  // of each warp
     bool inside;
+    // Where several blocks compute a row: their sums, twice, as a block may be one sum ahead of another one; and how
+    // many sums have been stored. All blocks of a row run at the same time: see rows_split.
+    int blocks = 1, block = 0;
+    double* sums = nullptr;
+    unsigned *stored = nullptr, turn = 0;
+
+    __device__ double of_blocks(double total) {
+        double* const here = sums + turn % 2 * blocks;
+        if (threadIdx.x == 0) {
+            __stcg(here + block, total);
+            __threadfence();
+            atomicAdd(stored, 1u);
+            const unsigned all = (turn + 1) * static_cast<unsigned>(blocks);
+            while (static_cast<int>(atomicAdd(stored, 0u) - all) < 0) {
+            }
+            __threadfence();
+        }
+        ++turn;
+        __syncthreads();
+        total = 0;
+        for (int b = threadIdx.x % 32; b < blocks; b += 32) total += __ldcg(here + b);
+#pragma unroll
+        for (int by = 16; by > 0; by /= 2) total += __shfl_xor_sync(kAllLanes, total, by);
+        return total;
+    }
 };
 template <class T, int kThreads>
 struct TeamRow {
@@ -51,8 +79,9 @@ struct TeamRow {
         if (team->inside) return Row<T>{{}, from, count}.sum(f);
         team->inside = true;
         double total = 0;
+        const int step = kThreads * team->blocks;
 #pragma unroll 8
-        for (int64_t i = threadIdx.x % kThreads; i < count; i += kThreads) total += f((*this)[i]);
+        for (int64_t i = threadIdx.x % kThreads + kThreads * team->block; i < count; i += step) total += f((*this)[i]);
         team->inside = false;
 #pragma unroll
         for (int by = 16; by > 0; by /= 2) total += __shfl_xor_sync(kAllLanes, total, by);
@@ -63,6 +92,7 @@ struct TeamRow {
             total = 0;
 #pragma unroll
             for (int w = 0; w < kThreads / 32; ++w) total += team->parts[w];
+            if (team->blocks > 1) return team->of_blocks(total);
         }
         return total;
     }
@@ -129,6 +159,51 @@ __global__ void __launch_bounds__(kTogether) rows_together(const Job job) {
     }
 }
 
+// The blocks of a row wait for each other in `sum`. They are numbered as they start: the blocks that have started then
+// include all of the first unfinished row, as a row has no more of them than the GPU has multiprocessors.
+struct Split {
+    int blocks;  // of a row
+    __host__ __device__ int64_t bytes(int64_t rows) const {
+        return rows * (2 * blocks * sizeof(double) + sizeof(unsigned)) + sizeof(unsigned);
+    }
+};
+template <class T>
+__global__ void __launch_bounds__(kSplitThreads, 1) rows_split(const Job job, const Split split) {
+    __shared__ double parts[kSplitThreads / 32];
+    __shared__ unsigned number;
+    double* const sums = static_cast<double*>(job.space);
+    unsigned* const counts = reinterpret_cast<unsigned*>(sums + job.rows * 2 * split.blocks);  // one more at the end
+    if (threadIdx.x == 0) number = atomicAdd(counts + job.rows, 1u);
+    __syncthreads();
+    const int64_t r = number / split.blocks;
+    const int block = static_cast<int>(number % split.blocks);
+    Team team{parts, false, split.blocks, block, sums + r * 2 * split.blocks, counts + r};
+    const auto row = [&](int k) {
+        return TeamRow<T, kSplitThreads>{static_cast<const T*>(job.in[k]) + r * job.strides[k], job.sizes[k], &team};
+    };
+    const double found = of_row<TeamRow<T, kSplitThreads>>(ARGUMENTS);
+    if (block == 0 && threadIdx.x == 0) static_cast<T*>(job.out)[r] = static_cast<T>(found);
+}
+
+int64_t longest_of(const Job& job) {
+    int64_t longest = 0;
+    for (int k = 0; k < kInputs; ++k) longest = std::max(longest, job.sizes[k]);
+    return longest;
+}
+// How many blocks compute a row together, if each row has more than kLongForWarp elements.
+Split split_of(const Job& job) {
+    int device = 0, multiprocessors = 1;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    const int64_t useful = std::min(kBlocksAtATime * multiprocessors / job.rows, longest_of(job) / kLeastOfBlock);
+    return {static_cast<int>(std::clamp<int64_t>(useful, 1, multiprocessors))};
+}
+bool is_split(const Job& job) {
+    return kHasSums && job.rows > 0 && longest_of(job) > kLongForWarp && split_of(job).blocks > 1;
+}
+// Of job.space, which is zero at the start.
+int64_t bytes_of(const Job& job) { return is_split(job) ? split_of(job).bytes(job.rows) : 0; }
+
 // The tile, and its bytes, or 0 if the rows are too long for one.
 template <class T>
 size_t tile_of(const Job& job, Tile& tile) {
@@ -150,26 +225,24 @@ size_t tile_of(const Job& job, Tile& tile) {
 }
 
 template <class T>
-const char* launch(const Job& job, void* to) {
-    const cudaStream_t stream = static_cast<cudaStream_t>(to);
+void launch(const Job& job, cudaStream_t stream) {
     const auto blocks = [&](int64_t each) {
         return static_cast<unsigned>(std::min<int64_t>((job.rows + each - 1) / each, INT32_MAX));
     };
-    int64_t longest = 0;
-    for (int k = 0; k < kInputs; ++k) longest = std::max(longest, job.sizes[k]);
+    const int64_t longest = longest_of(job);
     Tile tile{};
     const size_t bytes = tile_of<T>(job, tile);
     if (bytes > 0) {
         tiled_rows<T><<<blocks(tile.rows), kRowThreads, bytes, stream>>>(job, tile);
     } else if (!kHasSums || longest < kShortForTeam) {
         rows_alone<T><<<blocks(kRowThreads), kRowThreads, 0, stream>>>(job);
+    } else if (is_split(job)) {
+        const Split split = split_of(job);
+        rows_split<T><<<static_cast<unsigned>(job.rows * split.blocks), kSplitThreads, 0, stream>>>(job, split);
     } else if (job.rows <= kFewRows && longest > kLongForWarp) {
         rows_together<T, kTogether><<<blocks(1), kTogether, 0, stream>>>(job);
     } else {
         rows_together<T, 32><<<blocks(kTogether / 32), kTogether, 0, stream>>>(job);
     }
-    const cudaError_t error = cudaGetLastError();
-    return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
-}
 }
 """

@@ -119,6 +119,9 @@ __global__ void __launch_bounds__(32 * kSlideWarps, kSlideBlocks) slide(const Jo
 
 // ---- merge ----
 
+// Each thread of a GPU holds several states, and shared memory one for each warp.
+static_assert(!Merges<Window> || sizeof(Window) <= 4096, "a state with merge may have at most 4096 bytes on CUDA");
+
 template <class W>
 constexpr int kMostThreads = sizeof(Part<W>) <= 1024 ? 256 : 32;  // shared memory has a state for each warp
 // Consecutive outputs of a thread: an odd number against bank conflicts, of states that fit into registers.
@@ -326,8 +329,7 @@ int64_t bytes_of(const Job& job) {
     }
 }
 template <class T>
-const char* launch(const Job& job, void* to) {
-    const cudaStream_t stream = static_cast<cudaStream_t>(to);
+void launch(const Job& job, cudaStream_t stream) {
     if (job.length <= kDirect) {
         direct<Window, T><<<blocks_for(job.rows * job.n, 256), 256, 0, stream>>>(job);
     } else if constexpr (Merges<Window>) {
@@ -339,8 +341,5 @@ const char* launch(const Job& job, void* to) {
     } else {
         slide<Window, T><<<blocks_for(job.items(), 32 * kSlideWarps), 32 * kSlideWarps, 0, stream>>>(job);
     }
-    const cudaError_t error = cudaGetLastError();
-    return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
-}
 }
 """

@@ -36,7 +36,7 @@ namespace {
 struct Job {
     const void* in[8];
     int64_t sizes[8], strides[8];
-    void* out;
+    void *out, *space;
     int64_t rows;
     NNUE_HERE int64_t items() const { return rows; }
 };
@@ -132,6 +132,7 @@ class _Job(ctypes.Structure):
         ("sizes", ctypes.c_int64 * _MOST),
         ("strides", ctypes.c_int64 * _MOST),
         ("out", ctypes.c_void_p),
+        ("space", ctypes.c_void_p),
         ("rows", ctypes.c_int64),
     )
 
@@ -221,7 +222,7 @@ class RowFunction:
         entry = "apply_float" if like.dtype == torch.float32 else "apply_double"
         if like.device.type == "cuda":
             with torch.cuda.device(like.device):
-                self._launch(self._on_cuda, entry, job, torch.cuda.current_stream().cuda_stream)
+                self._launch(self._on_cuda, job, like, torch.cuda.current_stream().cuda_stream)
             return
         call = getattr(self._on_cpu, entry)
 
@@ -232,11 +233,8 @@ class RowFunction:
 
         window_function._in_threads(part, job.rows, cost)
 
-    def _launch(self, library: Any, entry: str, job: _Job, stream: int | None) -> None:
-        """Calls the library for CUDA."""
-        error = getattr(library, entry)(job, stream)
-        if error is not None:
-            raise RuntimeError(f"row function: {self.name}: CUDA: {error.decode()}")
+    def _launch(self, library: Any, job: _Job, like: Tensor, stream: int | None) -> None:
+        window_function._launch("row function", self.name, library, job, like, stream)
 
     def _filled(self, source: str) -> str:
         """A source with this function in it."""

@@ -213,21 +213,26 @@ __global__ void all(Job job) {
 }
 int64_t bytes_of(const Job&) { return 0; }
 template <class T>
-const char* launch(const Job& job, void* stream) {
+void launch(const Job& job, cudaStream_t stream) {
     const int64_t blocks = std::min<int64_t>((job.items() + 127) / 128, 1 << 30);
-    all<T><<<static_cast<unsigned>(blocks), 128, 0, static_cast<cudaStream_t>(stream)>>>(job);
+    all<T><<<static_cast<unsigned>(blocks), 128, 0, stream>>>(job);
+}
+"""
+# The end of all three CUDA sources, that of row functions too. They have `bytes_of` and `launch`.
+_CUDA_EXPORTS = """\
+template <class T>
+const char* launched(const Job& job, void* stream) {
+    launch<T>(job, static_cast<cudaStream_t>(stream));
     const cudaError_t error = cudaGetLastError();
     return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 }
-"""
-_CUDA_EXPORTS = """\
 #define EXPORT extern "C" __attribute__((visibility("default")))
-EXPORT const char* apply_float(const Job* job, void* stream) { return launch<float>(*job, stream); }
-EXPORT const char* apply_double(const Job* job, void* stream) { return launch<double>(*job, stream); }
+EXPORT const char* apply_float(const Job* job, void* stream) { return launched<float>(*job, stream); }
+EXPORT const char* apply_double(const Job* job, void* stream) { return launched<double>(*job, stream); }
+EXPORT int64_t bytes(const Job* job) { return bytes_of(*job); }
 """
 _SEGMENTS_ON_CUDA = 15  # log2 of the segments of a long row
-_BYTES = "EXPORT int64_t bytes(const Job* job) { return bytes_of(*job); }\n"  # of job->space
 
 # Functions that a GPU may call. Others of a struct have to be constexpr.
 _MEMBER = re.compile(r"\b(?!(?:return|else|case|throw|and|or|not)\b)([\w:]+[\s&*]+)(?=(?:add|remove|merge|value)\s*\()")
@@ -266,7 +271,7 @@ class WindowFunction:
 
     @property
     def _cuda_source(self) -> str:
-        return _SOURCE.replace("BODY", self.body) + _CUDA + _CUDA_EXPORTS + _BYTES
+        return _SOURCE.replace("BODY", self.body) + _CUDA + _CUDA_EXPORTS
 
     @functools.cached_property
     def _on_cuda(self) -> Any:
@@ -293,7 +298,8 @@ class WindowState:
     gets each observation of a window in order, and `remove` the oldest one; NaN and infinity are left out. Sums that
     subtract lose digits: the state is made anew after at least 16,384 outputs. With `merge(const Window& b)`, which
     appends the state b of the elements that follow, nothing is removed. It is compiled at its first use, with g++ for
-    the CPU and with nvcc for CUDA; there, further functions of the struct have to be constexpr.
+    the CPU and with nvcc for CUDA; there, further functions of the struct have to be constexpr, and a state with
+    `merge` has at most 4096 bytes.
     """
 
     members: str
@@ -306,7 +312,7 @@ class WindowState:
     @property
     def _cuda_source(self) -> str:
         members = _MEMBER.sub(r"NNUE_HERE \1", self.members)
-        return _STATE.replace("BODY", members) + _state_on_cuda.KERNELS + _CUDA_EXPORTS + _BYTES
+        return _STATE.replace("BODY", members) + _state_on_cuda.KERNELS + _CUDA_EXPORTS
 
     @functools.cached_property
     def _on_cuda(self) -> Any:
@@ -386,7 +392,8 @@ def apply(
         _in_threads(part, items, max(job.length, 1) if whole else job.segment + job.length)
     else:
         with torch.cuda.device(x.device):
-            _launch(function, function._on_cuda, job, x, torch.cuda.current_stream().cuda_stream)
+            stream = torch.cuda.current_stream().cuda_stream
+            _launch("rolling: apply", function.name, function._on_cuda, job, x, stream)
     return out
 
 
@@ -400,14 +407,14 @@ def _job_of(
     return _Job(x.data_ptr(), out.data_ptr(), None, x.numel() // n, n, low, span, least, segment)
 
 
-def _launch(function: WindowFunction | WindowState, library: Any, job: _Job, x: Tensor, stream: int | None) -> None:
-    """Calls the library for CUDA."""
-    library.bytes.argtypes, library.bytes.restype = [ctypes.POINTER(_Job)], ctypes.c_int64
-    space = torch.empty(library.bytes(job), dtype=torch.uint8, device=x.device)
+def _launch(where: str, name: str, library: Any, job: Any, x: Tensor, stream: int | None) -> None:
+    """Calls a library for CUDA; `job.space` gets its zeros."""
+    library.bytes.argtypes, library.bytes.restype = [ctypes.POINTER(type(job))], ctypes.c_int64
+    space = torch.zeros(library.bytes(job), dtype=torch.uint8, device=x.device)
     job.space = space.data_ptr()
     error = (library.apply_float if x.dtype == torch.float32 else library.apply_double)(job, stream)
     if error is not None:
-        raise RuntimeError(f"rolling: apply: {function.name}: CUDA: {error.decode()}")
+        raise RuntimeError(f"{where}: {name}: CUDA: {error.decode()}")
 
 
 def _in_threads(body: Callable[[int, int], None], count: int, cost: int) -> None:

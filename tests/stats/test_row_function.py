@@ -57,9 +57,22 @@ PRODUCT = RowFunction(
     inputs=("a", "b"),
     name="product",
 )
-# Tiles of short rows, a warp for each row, and a thread block for each long one.
+# Several sums, of which one needs another one.
+VARIANCE = RowFunction(
+    """
+    double done = 0;
+    for (int turn = 0; turn < 3; ++turn) {
+        const double mean = x.sum([](double v) { return v; }) / x.size();
+        done += x.sum([=](double v) { return (v - mean) * (v - mean); }) / x.size();
+    }
+    return done / 3;
+    """,
+    name="variance",
+)
+
+# Tiles of short rows, a warp for each row, a thread block for each long one, and several blocks for few very long ones.
 SHAPES = ((1000, 2), (3000, 1), (300, 3), (50, 31), (40, 32), (40, 64), (21, 65), (9, 100), (4, 0), (9,), (3, 1000))
-LONG = ((2, 4095), (2, 4096), (3, 4097), (1, 40_001), (2049, 4100))
+LONG = ((2, 4095), (2, 4096), (3, 4097), (30, 9000), (5, 17_000), (1, 40_001), (2049, 4100))
 PAIRS = (((6, 1, 40), (5, 40)), ((5, 40), (40,)), ((200, 3), (3,)), ((200, 3), (200, 70)), ((1, 100), (30, 200)))
 
 
@@ -77,8 +90,7 @@ def emulated(function: RowFunction, *rows: torch.Tensor) -> torch.Tensor:
     shape = function._check(rows)
     out = rows[0].new_full(shape, 77)
     given = [row_function._rows_of(row, shape) for row in rows]
-    entry = "apply_float" if out.dtype == torch.float32 else "apply_double"
-    function._launch(library, entry, row_function._job_of(given, out), None)
+    function._launch(library, row_function._job_of(given, out), out, None)
     return out
 
 
@@ -88,7 +100,7 @@ def test_kernels_in_the_emulator(dtype: torch.dtype) -> None:
     g = torch.Generator().manual_seed(1)
     for shape in (*SHAPES, *LONG):
         x = torch.randn(shape, generator=g, dtype=dtype)
-        for function in (LENGTH, NESTED) if x.numel() < 9000 else (LENGTH,):
+        for function in (LENGTH, NESTED) if x.numel() < 9000 else (LENGTH, VARIANCE):
             agree(emulated(function, x), function(x))
     for shapes in PAIRS:
         rows = [torch.randn(shape, generator=g, dtype=dtype) for shape in shapes]
@@ -101,9 +113,9 @@ def test_kernels_in_the_emulator(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_cuda_agrees_with_the_cpu(dtype: torch.dtype) -> None:
     g = torch.Generator().manual_seed(1)
-    for shape in (*SHAPES, *LONG, (3, 100_000), (200_000, 3)):
+    for shape in (*SHAPES, *LONG, (3, 100_000), (200_000, 3), (1, 10_000_019), (64, 1 << 17), (900, 20_000)):
         x = torch.randn(shape, generator=g, dtype=dtype)
-        for function in (LENGTH, NESTED) if x.numel() < 9000 else (LENGTH,):
+        for function in (LENGTH, NESTED) if x.numel() < 9000 else (LENGTH, VARIANCE):
             agree(function(x.cuda()).cpu(), function(x))
     for shapes in PAIRS:
         rows = [torch.randn(shape, generator=g, dtype=dtype) for shape in shapes]

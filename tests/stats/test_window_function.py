@@ -171,7 +171,7 @@ def emulated(function: WindowState, x: torch.Tensor, first: int, length: int, le
     out = torch.full_like(x, 77)
     job = window_function._job_of(function, x, out, first, length, least, on_cuda=True)
     loaded = window_function._with_types(ctypes.CDLL(str(library)), window_function._Job, on_cuda=True)
-    window_function._launch(function, loaded, job, x, None)
+    window_function._launch("rolling: apply", function.name, loaded, job, x, None)
     return out
 
 
@@ -235,6 +235,17 @@ NORM = RowFunction("return sqrt(x.sum([](double v) { return v * v; }));")
 )
 def test_the_cuda_source_is_compiled_by_nvcc(function: RowFunction | WindowFunction | WindowState) -> None:
     assert library_for_cuda(function).is_file()
+
+
+def test_nvcc_refuses_a_large_state_with_merge() -> None:
+    large = WindowState(
+        "int counts[1025] = {}; void add(double x) { ++counts[0]; } void merge(const Window& b) { *this = b; } "
+        "double value() { return counts[0]; }",
+        "large",
+    )
+    with pytest.raises(UserError, match=r"^large: nvcc: .*a state with merge may have at most 4096 bytes on CUDA") as e:
+        library_for_cuda(large)
+    assert "\n" not in str(e.value)
 
 
 NO_RETURN = ("double x = w[0];", "if (w.size() > 2) return w[0];")
