@@ -29,7 +29,7 @@ from pydantic_core import ErrorDetails
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.registry import TRUSTED, Registry, fields_of
 
-__all__ = ["describe", "section", "to_data", "validate"]
+__all__ = ["describe", "section", "to_data", "validate", "value_at"]
 
 T = TypeVar("T")
 
@@ -114,6 +114,14 @@ def _check_plain(data: Any, origin: Callable[[tuple[str, ...]], str], path: tupl
 def to_data(instance: Any) -> dict[str, Any]:
     """A section as plain JSON data, every field present."""
     return fields_of(instance)
+
+
+def value_at(data: Any, key: str, kind: type[T]) -> T | None:
+    """The value at a dotted key of a section as data, which may come from a file and need not be valid. None: there is
+    none of that kind (a bool does not count as an int)."""
+    for part in key.split("."):
+        data = data.get(part) if isinstance(data, dict) else None
+    return data if isinstance(data, kind) and (kind is not int or not isinstance(data, bool)) else None
 
 
 def describe(

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nnue_trainer import config, nets
+from nnue_trainer import config, nets, schema
 from nnue_trainer.analysis.agreement import (
     Agreement,
     Positions,
@@ -177,7 +177,7 @@ def _open(path: Path, arch: str | None, note: Callable[[str], None]) -> _Opened:
 
 def _validated_on(opened: _Opened, note: Callable[[str], None]) -> Positions:
     saved = opened.checkpoint.recipe
-    if saved and (saved.get("data") or {}).get("validation"):
+    if saved and schema.value_at(saved, "data.validation", list):
         try:
             recipe = config.parse(saved, (), opened.where)
             records = neuron_sample(recipe)

@@ -206,13 +206,13 @@ def _data_rows(run: Run) -> Iterator[tuple[str, str, str, str]]:
         ("training", order.get("files") if isinstance(order, dict) else None, "data.train"),
         ("validation", state.get("validation_files"), "data.validation"),
     ):
-        named = run.field(key, list) or []
+        named = run.files(key)
         entries = files if isinstance(files, list) and files else [[name] for name in named]
         for number, entry in enumerate(entries):
             entry = entry if isinstance(entry, list) else [entry]
             name = str(entry[0]) if entry else "?"
             known = entry[1] if len(entry) > 1 and isinstance(entry[1], int) else None
-            path = Path(str(named[number])) if number < len(named) else Path(name)
+            path = Path(named[number]) if number < len(named) else Path(name)
             yield what, name, "–" if known is None else f"{known:,}", _now(path, known)
 
 
@@ -352,7 +352,7 @@ def _agreement_section(runs: Sequence[Run]) -> Section | None:
 
 def positions_of(run: Run) -> Positions:
     """The validation positions of the run, if they can be found from here; else positions that are built in."""
-    return some_positions(run.field("data.validation", list) or [], POSITIONS)
+    return some_positions(run.files("data.validation"), POSITIONS)
 
 
 def build(paths: Sequence[Path]) -> Page:

@@ -75,10 +75,11 @@ class Run:
 
     def field(self, key: str, kind: type = int) -> Any:
         """A value of the recipe by its dotted key; None if there is none of that kind."""
-        value: Any = self.recipe
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        return value if isinstance(value, kind) and not isinstance(value, bool) else None
+        return schema.value_at(self.recipe, key, kind)
+
+    def files(self, key: str) -> list[str]:
+        """The files of data that the recipe names at a dotted key."""
+        return [name for name in self.field(key, list) or [] if isinstance(name, str)]
 
     @property
     def step(self) -> int:

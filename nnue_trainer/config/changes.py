@@ -140,7 +140,8 @@ def _found(data: dict[str, Any], where: str, notes: list[str]) -> dict[str, Any]
 
 def with_known_files(recipe: Recipe, saved: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
     """The recipe without the files that were added to its lists of data files since a run began, if they lie in the
-    folders of others, and lines that name them. `saved`: the recipe in a checkpoint of that run, as plain data."""
+    folders of others, and lines that name them. `saved`: the recipe in a checkpoint of that run, as plain data, which
+    need not be a valid recipe."""
     notes: list[str] = []
 
     def known(now: Mapping[str, Any], then: Any, where: str) -> dict[str, Any]:
@@ -148,6 +149,8 @@ def with_known_files(recipe: Recipe, saved: Mapping[str, Any]) -> tuple[Recipe, 
         for key in ("train", "validation", "files"):
             names, before = now.get(key), then.get(key) if isinstance(then, Mapping) else None
             if not isinstance(names, list) or not isinstance(before, list) or len(names) <= len(before):
+                continue
+            if not all(isinstance(file, str) for file in before):
                 continue
             rest = iter(names)
             folders = {Path(str(file)).parent for file in before}
@@ -171,7 +174,8 @@ def with_known_files(recipe: Recipe, saved: Mapping[str, Any]) -> tuple[Recipe, 
     data = recipe.data
     for key, value in known(named, saved.get("data"), "data.").items():
         data = _changed(data, key, value)
-    then = {stage.get("name"): stage for stage in saved.get("stages") or () if isinstance(stage, dict)}
+    old_stages = schema.value_at(saved, "stages", list) or []
+    then = {str(stage.get("name")): stage for stage in old_stages if isinstance(stage, dict)}
     stages = [
         _changed(
             stage,
@@ -180,10 +184,9 @@ def with_known_files(recipe: Recipe, saved: Mapping[str, Any]) -> tuple[Recipe, 
         )
         for stage in recipe.stages
     ]
-    validation = saved.get("validation")
-    before = validation.get("sets") if isinstance(validation, dict) else None
+    before = schema.value_at(saved, "validation.sets", list) or []
     sets = list(recipe.validation.sets)
-    for i, (one, old) in enumerate(zip(sets, before or (), strict=False)):
+    for i, (one, old) in enumerate(zip(sets, before, strict=False)):
         for key, value in known({"files": one.files}, old, f"validation.sets.{one.name}.").items():
             sets[i] = _changed(one, key, value)
     recipe = _changed(recipe, "validation", _changed(recipe.validation, "sets", sets))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from nnue_trainer import nets
+from nnue_trainer import nets, schema
 from nnue_trainer.data import expand, fens_from_records
 from nnue_trainer.errors import UserError
 from nnue_trainer.export.convert import net_from_checkpoint
@@ -76,7 +76,7 @@ class Comparison:
             self.reason = str(error)
         pairs = [(FLOAT, INTEGER), *([(ROUNDED, INTEGER), (FLOAT, ROUNDED)] if self.rounded else [])]
         self.differences = {pair: Difference() for pair in pairs}
-        trained = ((checkpoint.recipe or {}).get("model") or {}).get("quantisation") or {}
+        trained = schema.value_at(checkpoint.recipe, "model.quantisation", dict) or {}
         self.qat = self.rounded is not None and bool(trained.get("qat", trained.get("aware")))
         """whether the recipe states that the net was trained with rounding"""
 

@@ -311,6 +311,28 @@ def test_no_reader_runs_what_a_file_names(tmp_path, trained, canary, nnue, monke
     assert canary()
 
 
+WRONG_KINDS: list[tuple[tuple[Any, ...], Any, str]] = [
+    (("data", "validation"), [{"a": 1}], "report run"),
+    (("data",), ["x"], "inspect run"),
+    (("model", "quantisation"), ["x"], "check run --data val.binpack --positions 9"),
+    (("validation", "sets"), 5, "train plain.yaml --resume run --run-dir run training.epochs=2"),
+    (("stages",), [{"name": ["x"]}], "train plain.yaml --resume run --run-dir run training.epochs=2"),
+    (("data", "train"), [["x"]], "train plain.yaml --resume run --run-dir run training.epochs=2"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "line"), WRONG_KINDS)
+def test_wrong_kinds_in_a_recipe_that_is_read_are_no_internal_error(
+    tmp_path, trained, canary, nnue, monkeypatch, path, value, line
+):
+    def poison(recipe: dict[str, Any]) -> None:
+        recipe.update(put(path, value, recipe))
+
+    poisoned(trained, tmp_path, poison)
+    monkeypatch.chdir(tmp_path)
+    assert nnue(*line.split()).returncode in (0, 1)
+
+
 def test_consent(tmp_path, trained, canary, nnue, monkeypatch):
     poisoned(trained, tmp_path, lambda recipe: recipe["training"].update(callbacks=[RUN]))
     monkeypatch.chdir(tmp_path)
