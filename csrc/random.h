@@ -11,7 +11,8 @@
 //                                                             most the largest number below b: see Interval
 //   normal        float32, float64   4, 2                     a + b z, z by Box and Muller: neighbours are the cosine
 //                                                             and the sine of the same two words, or four
-//   integers      int64, int32       1                        low <= value < high, without bias: see bounded
+//   integers      int64, int32       4 or 2                   low <= value < high, without bias: see bounded; 4 if there
+//                                                             are at most 2^24 values
 //   bernoulli     bool, uint8, float32, float64   2           1 with probability a (to 2^-53), else 0
 //
 // An output begins in quadruple block + offset / (numbers in a quadruple), a number of 64 bits that may wrap. CPU and
@@ -68,51 +69,54 @@ struct Interval {
     }
 };
 
-// How many elements of this dtype a quadruple holds.
+// How many elements of this dtype a quadruple holds; of integers, if there are few values or many.
 template <class T>
-constexpr int numbers_in_quadruple(Distribution distribution) {
-    if (distribution == Distribution::integers) return 1;
+constexpr int numbers_in_quadruple(Distribution distribution, bool few) {
+    if (distribution == Distribution::integers) return few ? 4 : 2;
     return sizeof(T) == 4 && distribution != Distribution::bernoulli ? 4 : 2;
 }
+constexpr uint64_t kFewValues = uint64_t{1} << 24;
 
 struct Rule {
     Distribution distribution;
     uint64_t seed, stream, offset, block;
     double a, b;
-    int64_t low;
-    uint64_t range;     // high - low; 0 is 2^64
+    uint64_t low;
+    uint64_t range;     // high - low
+    uint64_t least;     // 2^32 mod range if there are few values, otherwise 2^64 mod range
     Interval interval;  // of uniform numbers
 
-    NNUE_HOST_DEVICE static uint64_t upper_half(uint64_t x, uint64_t y) {
-        const uint64_t x0 = x & 0xffffffffu, x1 = x >> 32, y0 = y & 0xffffffffu, y1 = y >> 32;
-        const uint64_t middle = (x0 * y0 >> 32) + (x1 * y0 & 0xffffffffu) + x0 * y1;
-        return x1 * y1 + (x1 * y0 >> 32) + (middle >> 32);
-    }
+    NNUE_HOST_DEVICE bool has_few_values() const { return range - 1 < kFewValues; }
 
-    // Lemire's multiplication: the upper half of bits * range, unless the lower half is one of the 2^64 mod range
-    // values that would be too likely. Then the element takes further bits from other quadruples, with a changed key,
-    // so that the following elements keep their bits.
-    NNUE_HOST_DEVICE uint64_t bounded(uint64_t quadruple, uint64_t bits) const {
-        if (range == 0) return bits;
-        uint64_t lower = bits * range;
-        if (lower < range) {
-            const uint64_t least = (0 - range) % range;
-            for (uint64_t turn = 1; lower < least; ++turn) {
-                const Words more = philox(seed ^ (turn << 48), quadruple, ~stream);
-                bits = joined(more.at[0], more.at[1]);
-                lower = bits * range;
-            }
+    // Lemire's multiplication: the upper half of bits * range, unless the lower half is one of the `least` values that
+    // would be too likely. Then the element takes further bits from other quadruples, with a changed key, so that the
+    // following elements keep their bits. Bits are those of element `i` of the quadruple, 32 if there are few values.
+    NNUE_HOST_DEVICE uint64_t bounded(uint64_t quadruple, int i, uint32_t bits) const {
+        uint64_t product = bits * range;
+        for (uint64_t turn = 1; static_cast<uint32_t>(product) < static_cast<uint32_t>(least); ++turn) {
+            product = philox(seed ^ (turn << 48), quadruple, ~stream).at[i] * range;
         }
-        return upper_half(bits, range);
+        return product >> 32;
+    }
+    NNUE_HOST_DEVICE uint64_t bounded(uint64_t quadruple, int i, uint64_t bits) const {
+        unsigned __int128 product = static_cast<unsigned __int128>(bits) * range;
+        for (uint64_t turn = 1; static_cast<uint64_t>(product) < least; ++turn) {
+            const Words more = philox(seed ^ (turn << 48), quadruple, ~stream);
+            product = static_cast<unsigned __int128>(joined(more.at[2 * i], more.at[2 * i + 1])) * range;
+        }
+        return static_cast<uint64_t>(product >> 64);
     }
 
     // The elements of a quadruple.
-    template <Distribution kind, class T>
+    template <Distribution kind, int kEach, class T>
     NNUE_HOST_DEVICE void elements(uint64_t quadruple, T* to) const {
         const Words w = philox(seed, quadruple, stream);
         const uint64_t pairs[2] = {joined(w.at[0], w.at[1]), joined(w.at[2], w.at[3])};
         if constexpr (kind == Distribution::integers) {
-            to[0] = static_cast<T>(static_cast<uint64_t>(low) + bounded(quadruple, pairs[0]));
+            for (int i = 0; i < kEach; ++i) {
+                if constexpr (kEach == 4) to[i] = static_cast<T>(low + bounded(quadruple, i, w.at[i]));
+                if constexpr (kEach == 2) to[i] = static_cast<T>(low + bounded(quadruple, i, pairs[i]));
+            }
         } else if constexpr (kind == Distribution::normal && sizeof(T) == 4) {
             const float mean = static_cast<float>(a), deviation = static_cast<float>(b);
             for (int i = 0; i < 4; i += 2) {
@@ -123,7 +127,7 @@ struct Rule {
             const Point<double> z = normal_pair(pairs[0], pairs[1]);
             to[0] = a + b * z.x, to[1] = a + b * z.y;
         } else {
-            for (int i = 0; i < numbers_in_quadruple<T>(kind); ++i) {
+            for (int i = 0; i < kEach; ++i) {
                 if constexpr (kind == Distribution::bernoulli) to[i] = static_cast<T>(unit(pairs[i]) < a);
                 if constexpr (kind == Distribution::bits)
                     to[i] = static_cast<T>(sizeof(T) == 4 ? w.at[i] : pairs[i % 2]);
@@ -146,8 +150,9 @@ inline Rule check_rule(const Tensor& out, Device device, int64_t distribution, i
               static_cast<uint64_t>(block),
               a,
               b,
-              low,
+              static_cast<uint64_t>(low),
               static_cast<uint64_t>(high) - static_cast<uint64_t>(low),
+              0,
               {}};
     const bool single = out.scalar_type() == ScalarType::Float || out.scalar_type() == ScalarType::Int;
     switch (rule.distribution) {
@@ -171,6 +176,7 @@ inline Rule check_rule(const Tensor& out, Device device, int64_t distribution, i
             if (out.scalar_type() == ScalarType::Int && (low < INT32_MIN || high - 1 > INT32_MAX)) {
                 fail(kName, "low, high", text(low) + ", " + text(high), "numbers of int32");
             }
+            rule.least = (rule.has_few_values() ? uint64_t{1} << 32 : 0 - rule.range) % rule.range;
             break;
         default:
             check_dtype(kName, "out", out, {ScalarType::Bool, ScalarType::Byte, ScalarType::Float, ScalarType::Double});
@@ -179,18 +185,22 @@ inline Rule check_rule(const Tensor& out, Device device, int64_t distribution, i
     return rule;
 }
 
-// Calls body.operator()<distribution, T>() with the type of the elements. bool is written as uint8.
+// Calls body.operator()<distribution, each, T>() with the numbers in a quadruple and the type of the elements. bool is
+// written as uint8.
 template <class Body>
-void dispatch(Distribution distribution, ScalarType dtype, const Body& body) {
+void dispatch(const Rule& rule, ScalarType dtype, const Body& body) {
     using D = Distribution;
     const bool wide = dtype == ScalarType::Double || dtype == ScalarType::Long;
+    const auto of = [&]<D kind, class T, bool few = false> {
+        return body.template operator()<kind, numbers_in_quadruple<T>(kind, few), T>();
+    };
     const auto real = [&]<D kind> {
-        return wide ? body.template operator()<kind, double>() : body.template operator()<kind, float>();
+        return wide ? of.template operator()<kind, double>() : of.template operator()<kind, float>();
     };
-    const auto integer = [&]<D kind> {
-        return wide ? body.template operator()<kind, int64_t>() : body.template operator()<kind, int32_t>();
+    const auto integer = [&]<D kind, bool few = false> {
+        return wide ? of.template operator()<kind, int64_t, few>() : of.template operator()<kind, int32_t, few>();
     };
-    switch (distribution) {
+    switch (rule.distribution) {
         case D::bits:
             return integer.template operator()<D::bits>();
         case D::uniform:
@@ -198,10 +208,11 @@ void dispatch(Distribution distribution, ScalarType dtype, const Body& body) {
         case D::normal:
             return real.template operator()<D::normal>();
         case D::integers:
-            return integer.template operator()<D::integers>();
+            return rule.has_few_values() ? integer.template operator()<D::integers, true>()
+                                         : integer.template operator()<D::integers>();
         default:
             if (dtype == ScalarType::Float || wide) return real.template operator()<D::bernoulli>();
-            return body.template operator()<D::bernoulli, uint8_t>();
+            return of.template operator()<D::bernoulli, uint8_t>();
     }
 }
 

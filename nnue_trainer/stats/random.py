@@ -32,8 +32,9 @@ class Philox:
 
     seed, stream: any integers of 64 bits, NumPy's too. offset: from 0 on. All three are the state: save them, and go on
     later.
-    Every number counts as one, whatever its distribution. Distributions use different numbers of bits, so calls with
-    different distributions may share bits. Where they have to be independent, give each distribution its own stream.
+    Every number counts as one, whatever its distribution. Distributions use different numbers of bits, and so do
+    integers of up to 2^24 values and others, so calls with different distributions may share bits. Where they have to
+    be independent, give each distribution its own stream.
     """
 
     seed: int

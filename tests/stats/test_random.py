@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import runpy
 from pathlib import Path
@@ -95,6 +96,7 @@ def some(generator: Philox, count: int, device: torch.device | str) -> list[Tens
         lambda g: g.uniform(count, -1, 3, torch.float32, device),
         lambda g: g.uniform(count, -1, 3, torch.float64, device),
         lambda g: g.integers(-3, 1000, count, torch.int64, device),
+        lambda g: g.integers(-5, 15_000_000, count, torch.int32, device),
         lambda g: g.integers(-(1 << 63), (1 << 63) - 1, count, torch.int64, device),
         lambda g: g.integers(-(1 << 31), 1 << 31, count, torch.int32, device),
         lambda g: g.bernoulli(0.3, count, torch.bool, device),
@@ -266,6 +268,30 @@ def test_integers() -> None:
     lower = (wide < -(1 << 63) + third).double().mean().item()
     assert deviations(lower, 0.5, 0.25) < 4
     assert Philox(1).integers(5, 6, 3).tolist() == [5, 5, 5]
+
+
+def bounded(number: int, values: int, seed: int, stream: int) -> int:
+    """Number `number` of a stream as one of `values`: Lemire's multiplication of 32 bits, or of 64 for many values."""
+    width, each = (32, 4) if values <= 1 << 24 else (64, 2)
+    quadruple, place = divmod(number, each)
+    for turn in itertools.count():
+        key = (seed ^ turn << 48) if turn else seed
+        high = (~stream & (1 << 64) - 1) if turn else stream
+        halves = [v >> s & 0xFFFFFFFF for v in (quadruple, high, key) for s in (0, 32)]
+        made = philox(tuple(halves[:4]), tuple(halves[4:]))
+        bits = made[place] if each == 4 else made[2 * place] | made[2 * place + 1] << 32
+        product = bits * values
+        if product % (1 << width) >= (1 << width) % values:
+            return product >> width
+    raise AssertionError
+
+
+@pytest.mark.parametrize("values", [1, 7, 15_000_003, 1 << 24, (1 << 24) + 1, (1 << 40) + 3, (1 << 64) // 3 * 2])
+def test_integers_by_their_definition(values: int, device: torch.device) -> None:
+    """15,000,003 values refuse one of 865 words, and two thirds of 2^64 a third of the pairs."""
+    low, count, offset = -(1 << 63) if values > 1 << 41 else -5, 5_001, 3
+    found = Philox(11, 5, offset).integers(low, low + values, count, torch.int64, device)
+    assert found.tolist() == [low + bounded(offset + i, values, 11, 5) for i in range(count)]
 
 
 def test_bernoulli() -> None:

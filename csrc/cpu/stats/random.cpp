@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #if defined(__x86_64__)
@@ -31,10 +32,10 @@ namespace {
 void random_fill_op(const Tensor& out, int64_t distribution, int64_t seed, int64_t stream, int64_t offset, double a,
                     double b, int64_t low, int64_t high, int64_t block) {
     const Rule rule = check_rule(out, Device::cpu, distribution, seed, stream, offset, a, b, low, high, block);
-    dispatch(rule.distribution, out.scalar_type(), [&]<Distribution kind, class T> {
+    dispatch(rule, out.scalar_type(), [&]<Distribution kind, int each, class T> {
         T* const to = mutable_data<T>(out);
         torch::stable::parallel_for(0, out.numel(), 1 << 12, [&](int64_t begin, int64_t end) {
-            NNUE_CALL_BEST_ISA(fill<kind>, rule, begin, end, to);
+            NNUE_CALL_BEST_ISA(fill<kind>, rule, begin, end, to, std::integral_constant<int, each>());
         });
     });
 }

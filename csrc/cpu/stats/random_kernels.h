@@ -150,7 +150,7 @@ inline void normal_numbers(const random::Rule& rule, const uint32_t* words, int6
 }
 
 // The elements of whole quadruples from number `quadruple` on, from their words.
-template <random::Distribution kind, class T>
+template <random::Distribution kind, int kEach, class T>
 void from_words(const random::Rule& rule, uint64_t quadruple, const uint32_t* words, int64_t count, T* to) {
     using random::Distribution;
     const auto pair = [&](int64_t i) { return random::joined(words[i], words[i + 1]); };
@@ -170,14 +170,26 @@ void from_words(const random::Rule& rule, uint64_t quadruple, const uint32_t* wo
     } else if constexpr (kind == Distribution::normal) {
         normal_numbers(rule, words, count, to);
     } else if constexpr (kind == Distribution::integers) {
+        // `bounded` without the values that would be too likely, which are found and made anew.
+        using Bits = std::conditional_t<kEach == 4, uint32_t, uint64_t>;
+        using Product = std::conditional_t<kEach == 4, uint64_t, unsigned __int128>;
+        const auto bits_of = [&](int64_t i) -> Bits {
+            if constexpr (kEach == 4) return words[i];
+            if constexpr (kEach == 2) return pair(2 * i);
+        };
+        const Bits least = static_cast<Bits>(rule.least);
+        Bits refused = 0;
         for (int64_t i = 0; i < count; ++i) {
-            const uint64_t made = pair(4 * i);
-            // Only a lower half of the product that is below the range can be one that is refused.
-            const unsigned __int128 product = static_cast<unsigned __int128>(made) * rule.range;
-            const uint64_t above = static_cast<uint64_t>(product) < rule.range
-                                       ? rule.bounded(quadruple + static_cast<uint64_t>(i), made)
-                                       : static_cast<uint64_t>(product >> 64);
-            to[i] = static_cast<T>(static_cast<uint64_t>(rule.low) + above);
+            const Product product = static_cast<Product>(bits_of(i)) * rule.range;
+            refused |= static_cast<Bits>(static_cast<Bits>(product) < least);
+            to[i] = static_cast<T>(rule.low + static_cast<uint64_t>(product >> 8 * sizeof(Bits)));
+        }
+        for (int64_t i = 0; i < count && refused != 0; ++i) {
+            const Bits bits = bits_of(i);
+            if (static_cast<Bits>(bits * rule.range) >= least) continue;
+            const int of_quadruple = static_cast<int>(i % kEach);
+            to[i] = static_cast<T>(rule.low +
+                                   rule.bounded(quadruple + static_cast<uint64_t>(i / kEach), of_quadruple, bits));
         }
     } else {
         const double least = rule.a * 0x1p53;  // both sides of the comparison times 2^53, exactly
@@ -190,9 +202,9 @@ void from_words(const random::Rule& rule, uint64_t quadruple, const uint32_t* wo
 }  // namespace
 
 // Elements [begin, end) of the output.
-template <random::Distribution kind, class T>
-void fill(const random::Rule& rule, int64_t begin, int64_t end, T* to) {
-    constexpr int64_t kEach = random::numbers_in_quadruple<T>(kind), kMost = random::kWords / 4 * kEach;
+template <random::Distribution kind, int each, class T>
+void fill(const random::Rule& rule, int64_t begin, int64_t end, T* to, std::integral_constant<int, each>) {
+    constexpr int64_t kEach = each, kMost = random::kWords / 4 * kEach;
     // Vectors of normal numbers may read and write past the last quadruple.
     alignas(64) uint32_t words[random::kWords + 4 * kLanes] = {};
     alignas(64) T made[kMost + 2 * kLanes];
@@ -207,7 +219,7 @@ void fill(const random::Rule& rule, int64_t begin, int64_t end, T* to) {
         }
         // Whole blocks go straight to the output.
         T* const here = count == kMost ? to + begin : made;
-        from_words<kind>(rule, quadruple, words, used * kEach, here);
+        from_words<kind, each>(rule, quadruple, words, used * kEach, here);
         if (here == made) std::copy(made + skipped, made + skipped + count, to + begin);
         begin += count;
         quadruple += random::kWords / 4;

@@ -17,9 +17,8 @@ constexpr int kAhead = 2;
 
 // A thread makes the elements of kAhead quadruples at a time, and stores each quadruple together where all of it is
 // inside and aligned.
-template <random::Distribution kind, class T>
+template <random::Distribution kind, int kEach, class T>
 __global__ void random_fill(T* out, int64_t count, const random::Rule rule) {
-    constexpr int kEach = random::numbers_in_quadruple<T>(kind);
     const int64_t skipped = static_cast<int64_t>(rule.offset % kEach), end = skipped + count;
     const uint64_t first = rule.block + rule.offset / kEach;
     T* const start = out - skipped;
@@ -29,7 +28,7 @@ __global__ void random_fill(T* out, int64_t count, const random::Rule rule) {
         Pack<T, kEach> made[kAhead];
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
-            rule.elements<kind>(first + static_cast<uint64_t>(q + i * static_cast<int>(blockDim.x)), made[i].at);
+            rule.elements<kind, kEach>(first + static_cast<uint64_t>(q + i * static_cast<int>(blockDim.x)), made[i].at);
         }
         const int64_t last = (q + (kAhead - 1) * static_cast<int>(blockDim.x) + 1) * kEach;
         if (aligned && q * kEach >= skipped && last <= end) {
@@ -57,10 +56,9 @@ void random_fill_op(const Tensor& out, int64_t distribution, int64_t seed, int64
     // More thread blocks than run at a time are slower: each begins anew with addresses and keys.
     constexpr int kBlock = 256, kBlocksAtATime = 8;
     const unsigned most = static_cast<unsigned>(multiprocessors(current_device()) * kBlocksAtATime);
-    random::dispatch(rule.distribution, out.scalar_type(), [&]<random::Distribution kind, class T> {
-        constexpr int kEach = random::numbers_in_quadruple<T>(kind);
+    random::dispatch(rule, out.scalar_type(), [&]<random::Distribution kind, int kEach, class T> {
         const int64_t quadruples = divide_up(out.numel() + rule.offset % kEach, kEach);
-        launch("random_fill", random_fill<kind, T>, std::min(thread_blocks_for(quadruples, kBlock * kAhead), most),
+        launch("random_fill", random_fill<kind, kEach, T>, std::min(thread_blocks_for(quadruples, kBlock * kAhead), most),
                kBlock, 0, current_stream(out), mutable_data<T>(out), out.numel(), rule);
     });
 }
