@@ -84,8 +84,8 @@ build: $(VENV)/.build-tools  ## compile the operator libraries and the data modu
 	$(call say,Build: op libraries (CUDA too where nvcc is) and the data module)
 	@$(MAKE) --no-print-directory -j2 $(VENV)/.linked data-module
 	@cuda="$(FORCE_CUDA)"; if [ "$$cuda" = if-usable ]; then cuda=; \
-	$(BIN)/python -c 'import sys, torch; c = torch.cuda; sys.exit(not (c.is_available() and c.get_device_capability() >= (8, 0)))' || \
-	{ cuda=0; export NNUE_PARTS=training; echo "No CUDA operators, as torch sees no GPU here with compute capability 8.0 or later; make build compiles them"; }; fi; \
+	$(BIN)/python -c 'import sys, torch; c = torch.cuda; sys.exit(not (c.is_available() and c.get_device_capability() >= (7, 5)))' || \
+	{ cuda=0; export NNUE_PARTS=training; echo "No CUDA operators, as torch sees no GPU here with compute capability 7.5 or later; make build compiles them"; }; fi; \
 	export FORCE_CUDA="$$cuda"; $(BUILD)
 	@$(BIN)/nnue doctor --no-bench
 

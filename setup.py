@@ -6,8 +6,8 @@ _stats_cpu, _stats_cuda  the same of statistics: csrc/stats_library.cpp, csrc/cp
 _data      data_loader/; torch-free C++20 behind one pybind11 module
 lib/       libnnue_data.a and .so, of the objects of _data that are not about Python: docs/cpp.md
 
-Environment: FORCE_CUDA=0|1, NNUE_CUDA_ARCHS="80;86;90;100;120" (compute capabilities; csrc/cuda/hopper/ is built only
-where 90 is among them), CUDA_HOME, CXX (e.g. "ccache g++"), LD, AR, PYTORCH_NVCC (e.g. "ccache nvcc"), MAX_JOBS.
+Environment: FORCE_CUDA=0|1, NNUE_CUDA_ARCHS="75;80;86;90;100;120" (compute capabilities; csrc/cuda/hopper/ is built
+only where 90 is among them), CUDA_HOME, CXX (e.g. "ccache g++"), LD, AR, PYTORCH_NVCC (e.g. "ccache nvcc"), MAX_JOBS.
 Only commands that build extensions import torch: metadata and source distribution need only setuptools.
 NNUE_NO_EXTENSIONS=1 installs only the Python files, for `make`, which builds the native parts in place. NNUE_PARTS=data
 builds only _data and lib/, for which torch is not needed: `make` does it while it installs torch. NNUE_PARTS=stats
@@ -49,7 +49,7 @@ VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "nnue_trainer" / "__init__.
 OPS_FLAGS = ["-DTORCH_TARGET_VERSION=0x020a000000000000", "-Wno-unused-parameter"]
 
 # The lowest compute capability that has kernels.
-OLDEST_GPU = 80
+OLDEST_GPU = 75
 
 # Feature sets and records: one definition for the data pipeline, the CPU operator and the CUDA kernel.
 SHARED_HEADERS = ("data_loader/base/*.h", "data_loader/chess/*.h", "data_loader/features/*.h")
@@ -265,7 +265,7 @@ def builds_cuda(nvcc: str | None) -> bool:
         raise SystemExit("FORCE_CUDA=1, but no nvcc: put it on PATH or set CUDA_HOME to the CUDA toolkit")
     if forced != "0" and names_only_old_gpus():
         message = (
-            f"NNUE_CUDA_ARCHS is {os.environ['NNUE_CUDA_ARCHS']!r}: kernels need a compute capability of 8.0 or later"
+            f"NNUE_CUDA_ARCHS is {os.environ['NNUE_CUDA_ARCHS']!r}: kernels need a compute capability of 7.5 or later"
         )
         if forced == "1":
             raise SystemExit(message)
@@ -275,7 +275,7 @@ def builds_cuda(nvcc: str | None) -> bool:
 
 
 def names_only_old_gpus() -> bool:
-    """Whether NNUE_CUDA_ARCHS has only capabilities below 8.0, such as the 7.5 of a notebook's T4 (docs/install.md)."""
+    """Whether NNUE_CUDA_ARCHS has only capabilities below 7.5, such as the 6.0 of a notebook's P100."""
     archs = capabilities(os.environ.get("NNUE_CUDA_ARCHS", ""))
     return bool(archs) and all(arch.isdigit() and int(arch) < OLDEST_GPU for arch in archs)
 
@@ -303,7 +303,7 @@ def release_of(nvcc: str) -> tuple[int, int]:
 
 def architectures(nvcc: str) -> list[str]:
     # 8.9 runs the code for 8.6, which has the same instructions.
-    every = "80;86;90;100;120" if release_of(nvcc) >= (12, 8) else "80;86;90"
+    every = "75;80;86;90;100;120" if release_of(nvcc) >= (12, 8) else "75;80;86;90"
     if "NNUE_CUDA_ARCHS" not in os.environ and os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip():
         return architectures_of_torch(os.environ["TORCH_CUDA_ARCH_LIST"])
     archs = capabilities(os.environ.get("NNUE_CUDA_ARCHS", every))
@@ -314,7 +314,7 @@ def architectures(nvcc: str) -> list[str]:
 
 @cache
 def architectures_of_torch(text: str) -> list[str]:
-    """The compute capabilities in a list for torch's extensions, "8.0;9.0+PTX"; those below 8.0 are left out."""
+    """The compute capabilities in a list for torch's extensions, "8.0;9.0+PTX"; those below 7.5 are left out."""
     found = set()
     for word in re.split(r"[;, ]+", text.strip(" ;,")):
         match = re.fullmatch(r"(\d+)\.(\d)[af]?(\+PTX)?", word)
@@ -326,7 +326,7 @@ def architectures_of_torch(text: str) -> list[str]:
         found.add(match[1] + match[2])
     archs = sorted((arch for arch in found if int(arch) >= OLDEST_GPU), key=int)
     if not archs:
-        raise SystemExit(f"TORCH_CUDA_ARCH_LIST is {text!r}, expected a compute capability of 8.0 or later")
+        raise SystemExit(f"TORCH_CUDA_ARCH_LIST is {text!r}, expected a compute capability of 7.5 or later")
     print(
         f"CUDA: built for {';'.join(archs)} (TORCH_CUDA_ARCH_LIST={text}; NNUE_CUDA_ARCHS comes first)", file=sys.stderr
     )
@@ -334,12 +334,15 @@ def architectures_of_torch(text: str) -> list[str]:
 
 
 def architecture_flags(archs: list[str]) -> list[str]:
-    """Machine code for each, from PTX for two: the lowest of all, and the lowest from 9.0 on, where sources differ.
+    """Machine code for each, from PTX for the lowest of those with the same sources: 7.5, 8.0 and later, 9.0 and later.
 
     Most of nvcc's time goes into PTX. The last one is added to the library: for GPUs that are not among archs.
     """
-    new = [arch for arch in archs if int(arch) >= 90]
-    source = {arch: new[0] if arch in new else archs[0] for arch in archs}
+
+    def kind(arch: str) -> int:
+        return (int(arch) >= 80) + (int(arch) >= 90)
+
+    source = {arch: next(low for low in archs if kind(low) == kind(arch)) for arch in archs}
     flags = [f"-gencode=arch=compute_{source[arch]},code=sm_{arch}" for arch in archs]
     last = source[archs[-1]]
     return [*flags, f"-gencode=arch=compute_{last},code=compute_{last}"]

@@ -26,7 +26,7 @@ namespace nnue::capabilities {
     X(odd_width, "the width of the feature transformer is odd")                                           \
     X(width_16, "the width of the feature transformer is not a multiple of 16")                           \
     X(no_library, "the CUDA operators are not loaded")                                                    \
-    X(old_gpu, "the compute capability is below 8.0")                                                     \
+    X(old_gpu, "the compute capability is below 7.5")                                                     \
     X(no_code, "the CUDA operators have no code for this GPU")                                            \
     X(forbidden, "set_cuda_kernels or NNUE_CUDA_KERNELS does not allow faster ones")                      \
     X(not_90, "the faster kernels need compute capability 9.0")                                           \
@@ -37,7 +37,7 @@ namespace nnue::capabilities {
     X(many_unbucketed, "2^20 or more features lie outside king buckets")                                  \
     X(first_outputs, "the first layer after the transformer has more than 32 outputs")                    \
     X(inputs_16, "the number of inputs of the first layer after the transformer is not a multiple of 16") \
-    X(shared_memory, "the layers need more than the 99 KB of shared memory that every GPU has")           \
+    X(shared_memory, "the layers need more than 99 KB of shared memory (64 KB on 7.5)")                    \
     X(many_layers, "there are more than 9 layers after the transformer, or more than 64 stacks")          \
     X(rounded_dtype, "layers that round take inputs in float32 and bfloat16 only")                        \
     X(output_dtype, "the dtype of the output is not float32, float16 or bfloat16")                        \
@@ -66,7 +66,7 @@ namespace nnue::capabilities {
     X(x_16_kb, "the inputs of a position take more than 16 KB")                                           \
     X(few_rows, "weight and moments have few of these rows, and most are in every batch")                 \
     X(cpu_matrices, "on a CPU the directions of matrices are computed by torch")                          \
-    X(long_sides, "the matrices have more than 64 rows and more than 64 columns")
+    X(long_sides, "the matrices have more than 64 rows and more than 64 columns (52 on 7.5)")
 
 enum class Reason : int {
 #define NNUE_NAME(name, text) name,
@@ -100,9 +100,11 @@ struct Machine {
 
 enum Code : int64_t { kPortableCode = 1, kHopperCode = 2, kLibrary = 4 };
 
+constexpr int64_t kOldestGpu = 75;
+
 inline Reason why_no_code(const Machine& machine) {
     if (!(machine.code & kLibrary)) return Reason::no_library;
-    if (machine.capability < 80) return Reason::old_gpu;
+    if (machine.capability < kOldestGpu) return Reason::old_gpu;
     return machine.code & kPortableCode ? Reason::fastest : Reason::no_code;
 }
 
@@ -140,7 +142,7 @@ NNUE_ENUMERATION(Transformer, torch, cpu, portable, hopper)
 struct TransformerRow {
     Transformer kernels;
     bool on_gpu;
-    int64_t capability, code;  // exactly this capability, 0: any from 8.0 on
+    int64_t capability, code;  // exactly this capability, 0: any from kOldestGpu on
     int64_t multiple;          // of the width
     bool king_buckets;
 };
@@ -210,7 +212,7 @@ NNUE_ENUMERATION(Stacks, torch, cpu, tiles, one_pass)
 
 constexpr int kMostOutputs = 4096;  // of a layer; its sums take 1 MB, and with more an int might not count the bytes
 
-inline Reason why_not_tiles(const layer_stacks::Layers& layers) {
+inline Reason why_not_tiles(int64_t capability, const layer_stacks::Layers& layers) {
     const layer_stacks::Layer& first = layers.at[0];
     if (first.outputs > layer_stacks::kMostFirstOutputs) return Reason::first_outputs;
     if (first.inputs % layer_stacks::kInputTile != 0) return Reason::inputs_16;
@@ -218,7 +220,7 @@ inline Reason why_not_tiles(const layer_stacks::Layers& layers) {
         if (layers.at[l].outputs > kMostOutputs) return Reason::shared_memory;
     }
     const size_t bytes = sizeof(float) * layer_stacks::tile_layout(layers).floats + layer_stacks::kDeclaredBytes;
-    return bytes > layer_stacks::kMostSharedBytes ? Reason::shared_memory : Reason::fastest;
+    return bytes > layer_stacks::most_shared_bytes(capability) ? Reason::shared_memory : Reason::fastest;
 }
 
 constexpr int64_t kOnePass = 16 * 1024;  // bytes of x of a position up to which one kernel does all of a layer
@@ -248,7 +250,7 @@ inline Choice<Stacks> layer(const Machine& machine, const StacksCall& call) {
 inline Reason why_not_together(const Machine& machine, const layer_stacks::Layers& layers, const StacksCall& call) {
     if (const Reason reason = why_not(kTileModes, call.mode); reason != Reason::fastest) return reason;
     if (const Reason reason = why_no_code(machine); reason != Reason::fastest) return reason;
-    if (const Reason reason = why_not_tiles(layers); reason != Reason::fastest) return reason;
+    if (const Reason reason = why_not_tiles(machine.capability, layers); reason != Reason::fastest) return reason;
     if (!is_float_of_operators(call.x_dtype)) return Reason::input_dtype;
     if (call.weight_dtype != ScalarType::Float) return Reason::stack_dtype;
     if (layers.integers.rounds && call.x_dtype == ScalarType::Half) return Reason::rounded_dtype;
@@ -334,13 +336,14 @@ inline Choice<Update> update(const Machine& machine, int64_t rows, int64_t tenso
 // The step of Muon for matrices of linear layers.
 NNUE_ENUMERATION(MatrixStep, torch, operators)
 
-// Of the shorter side: three square matrices of doubles fit into 99 KB of shared memory.
-constexpr int kMostMatrixSide = 64;
+// Of the shorter side: three square matrices of doubles fit into 99 KB of shared memory, and into the 64 KB of 7.5.
+constexpr int kMostMatrixSide = 64, kMostMatrixSideOn75 = 52;
 
 inline Choice<MatrixStep> matrix_step(const Machine& machine, int64_t rows, int64_t columns) {
     if (machine.is_cpu()) return {MatrixStep::torch, Reason::cpu_matrices};
     if (const Reason reason = why_no_code(machine); reason != Reason::fastest) return {MatrixStep::torch, reason};
-    if (std::min(rows, columns) > kMostMatrixSide) return {MatrixStep::torch, Reason::long_sides};
+    const int most = machine.capability < 80 ? kMostMatrixSideOn75 : kMostMatrixSide;
+    if (std::min(rows, columns) > most) return {MatrixStep::torch, Reason::long_sides};
     return {MatrixStep::operators};
 }
 

@@ -382,7 +382,7 @@ NNUE_HOST_DEVICE void keep_average(T average, T& to) {
 }
 // To the nearest, ties to even. An average is never NaN.
 NNUE_HOST_DEVICE void keep_average(float average, uint16_t& to) {
-#ifdef __CUDA_ARCH__
+#if __CUDA_ARCH__ >= 800
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to) : "f"(average));
 #else
     uint32_t bits;

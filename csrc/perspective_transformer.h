@@ -35,7 +35,7 @@
 // bucket outside [0, P) is an error, which CUDA reports as it reports an illegal index (cuda/index_check.cuh).
 //
 // On CUDA there are two sets of kernels, and bucket_size selects one: 0 is for the portable ones, which
-// every GPU of compute capability 8.0 or later has and which take any rows (num_bucketed is not used); N must be a
+// every GPU of compute capability 7.5 or later has and which take any rows (num_bucketed is not used); N must be a
 // multiple of 16 and 2 B K < 2^31. Any other bucket_size is for those of compute capability 9.0.
 // capabilities.h lists the kernels of each device.
 //

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 
 #include "layer_stacks.h"
 
@@ -11,8 +12,12 @@ namespace nnue::layer_stacks {
 
 constexpr int kTileThreads = 256, kTileWarps = kTileThreads / 32;
 constexpr int kPitch = 68;  // floats per channel of a tile: 64 positions, and 4 that prevent bank conflicts
-constexpr size_t kMostSharedBytes = 99 * 1024;  // what every GPU of capability 8.0 and later gives a thread block
-constexpr int kInputTile = 16;                  // N must be a multiple of it
+constexpr int kInputTile = 16;  // N must be a multiple of it
+
+// Bytes that every GPU of this capability, or later, gives a thread block.
+constexpr size_t most_shared_bytes(int64_t capability) {
+    return (capability < 80 ? 64 : 99) * 1024;
+}
 
 // The warps of a thread block divide a tile for layer 0: each takes kPositionBlocks · 16 positions and one of kShares
 // shares of the inputs, and computes the outputs in blocks of 8. The sums of all shares take share_floats floats.

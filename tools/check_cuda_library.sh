@@ -47,12 +47,11 @@ done
 if grep -E 'bucket_plan|one_hot_product' <<<"$portable"; then fail "these kernels belong only in code for sm_90a"; fi
 both=$(comm -12 <(sort -u <<<"$hopper") <(sort -u <<<"$portable"))
 [ -z "$both" ] || fail "the same kernels for sm_90a and for every GPU: $both"
-# The lowest one from 90 on, or of all (architecture_flags in setup.py).
+# The lowest one from 90 on, or from 80 on, or of all (architecture_flags in setup.py).
 newest=${archs[0]}
 for arch in "${archs[@]}"; do
-    if [ "$arch" -ge 90 ]; then
+    if { [ "$arch" -ge 90 ] && [ "$newest" -lt 90 ]; } || { [ "$arch" -ge 80 ] && [ "$newest" -lt 80 ]; }; then
         newest=$arch
-        break
     fi
 done
 found=$(architectures_of <<<"$ptx")

@@ -191,11 +191,15 @@ Tensor layout_op(int64_t positions, int64_t max_active, int64_t num_features, in
     return text_tensor(kernels.layout_text(positions, max_active, num_features, layout));
 }
 
-// The properties of a GPU that capabilities.h takes; capability 0 if there is no GPU.
+// The properties of a GPU that capabilities.h takes; capability 0 if there is no GPU. A GPU that runs code for 7.5 has
+// the limits of 7.5, whatever it is.
 std::tuple<int64_t, int64_t, int64_t> describe_op(int64_t device) {
     capabilities::Machine machine = machine_of(static_cast<int>(device));
-    if (machine.capability >= 80 && portable::runs_on(static_cast<int>(device)))
-        machine.code |= capabilities::kPortableCode;
+    if (machine.capability >= capabilities::kOldestGpu) {
+        const int code = portable::code_for(static_cast<int>(device));
+        if (code != 0) machine.code |= capabilities::kPortableCode;
+        if (code != 0 && code < 80) machine.capability = code;
+    }
     return {machine.capability, machine.multiprocessors, machine.code};
 }
 

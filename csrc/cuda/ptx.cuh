@@ -1,7 +1,8 @@
 // Thin wrappers over PTX instructions: asynchronous copies, mbarriers, loads and stores, and products on tensor cores.
 // Nothing here depends on the computation. The kernels of hopper/ are compiled only for sm_90a. Other kernels use only
 // the wrappers of instructions that 8.0 has, the two that belong to launch_early, which do nothing in code that is
-// compiled for less than 9.0, and add_global_16, which only code for 9.0 may call.
+// compiled for less than 9.0, and add_global_16, which only code for 9.0 may call. What 7.5 lacks of 8.0 has a second
+// version here.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -15,6 +16,39 @@ namespace nnue::ptx {
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+
+constexpr bool kTuring = true;
+
+// 7.5 copies through registers: a copy is done when the function returns.
+template <typename T>
+__device__ __forceinline__ void copy_now(uint32_t shared, const void* global, uint32_t valid = 1) {
+    *static_cast<T*>(__cvta_shared_to_generic(shared)) = valid != 0 ? *static_cast<const T*>(global) : T{};
+}
+__device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global, uint32_t valid) {
+    copy_now<uint4>(shared, global, valid);
+}
+__device__ __forceinline__ void copy_async_8(uint32_t shared, const void* global, uint32_t valid = 1) {
+    copy_now<uint2>(shared, global, valid);
+}
+__device__ __forceinline__ void copy_async_4(uint32_t shared, const void* global) {
+    copy_now<uint32_t>(shared, global);
+}
+__device__ __forceinline__ void copy_async_commit() {}
+template <int kPending>
+__device__ __forceinline__ void copy_async_wait() {}
+__device__ __forceinline__ void copy_async_wait_all() {}
+
+// The sum of all lanes.
+__device__ __forceinline__ int sum_over_warp(int x) {
+    for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(0xffffffffu, x, by);
+    return x;
+}
+
+#else
+
+constexpr bool kTuring = false;
 
 // Copies 16 bytes asynchronously. If `valid` is 0, nothing is read and zeros are written.
 __device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global, uint32_t valid) {
@@ -45,6 +79,14 @@ __device__ __forceinline__ void copy_async_wait() {
 __device__ __forceinline__ void copy_async_wait_all() {
     asm volatile("cp.async.wait_all;\n" ::: "memory");
 }
+
+// The sum of all lanes.
+__device__ __forceinline__ int sum_over_warp(int x) {
+    return __reduce_add_sync(0xffffffffu, x);
+}
+
+#endif
+
 // Makes ordinary stores to shared memory visible to wgmma.
 __device__ __forceinline__ void fence_shared_for_wgmma() {
     asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
@@ -312,6 +354,24 @@ __device__ __forceinline__ void mma_k16(float (&d)[4], const uint32_t (&a)[4], c
         NNUE_MMA("f16");
     }
 #undef NNUE_MMA
+}
+
+// The same of float32 numbers, without tensor cores: those of 7.5 have neither bfloat16 nor its range. a[i] and b[i]
+// are the two numbers of a word of an operand above.
+__device__ __forceinline__ void multiply_k16(float (&d)[4], const float (&a)[4][2], const float (&b)[2][2]) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll 1
+    for (int q = 0; q < 4; ++q) {  // a quarter of the depth: the numbers of lanes whose i % 4 is q
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            float right[2];
+            for (int c = 0; c < 2; ++c) right[c] = __shfl_sync(0xffffffffu, b[i / 2][i % 2], lane % 4 * 8 + c * 4 + q);
+            for (int r = 0; r < 2; ++r) {
+                const float left = __shfl_sync(0xffffffffu, a[i / 2 * 2 + r][i % 2], lane / 4 * 4 + q);
+                for (int c = 0; c < 2; ++c) d[2 * r + c] = fmaf(left, right[c], d[2 * r + c]);
+            }
+        }
+    }
 }
 
 // The low word of the wgmma descriptor of a right operand of two column atoms; the high word is a constant. An atom has

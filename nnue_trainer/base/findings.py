@@ -18,7 +18,7 @@ from nnue_trainer.base.machine import Machine
 SHARED_MEMORY = 1 << 30
 """Bytes of /dev/shm below which a training in several processes may fail."""
 WHEELS_GLIBC = (2, 35)
-OLDEST_GPU = 80
+OLDEST_GPU = 75
 """Ten times the lowest compute capability that has kernels, as in setup.py."""
 
 

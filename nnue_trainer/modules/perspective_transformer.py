@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 def _say_unfused(num_outputs: int, device: str) -> None:
     _log.warning(
         "the feature transformer of %d outputs is not fused on %s, which takes several times as long: expected a "
-        "multiple of 16 outputs, and a GPU of compute capability 8.0 or later that this package was built for",
+        "multiple of 16 outputs, and a GPU of compute capability 7.5 or later that this package was built for",
         num_outputs,
         device,
     )

@@ -48,7 +48,7 @@ class Machine(NamedTuple):
 
 
 CPU = Machine()
-_MULTIPROCESSORS = {80: 108, 86: 84, 89: 128, 90: 132, 100: 148, 120: 170}  # of the largest GPU of a capability
+_MULTIPROCESSORS = {75: 72, 80: 108, 86: 84, 89: 128, 90: 132, 100: 148, 120: 170}  # of the largest GPU of a capability
 
 
 class Choice(NamedTuple):

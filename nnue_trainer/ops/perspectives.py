@@ -1,12 +1,12 @@
 """The feature transformer of both perspectives, activated and joined: one fused operator where the device has one.
 
-On a CPU, and on a GPU of compute capability 8.0 or later, `perspective_transformer` is one fused forward and one fused
+On a CPU, and on a GPU of compute capability 7.5 or later, `perspective_transformer` is one fused forward and one fused
 backward (csrc/perspective_transformer.h, docs/kernels.md). Elsewhere, and where `is_fused` is False, it consists of the
 plain operator of `ops` and torch's own functions, with the same result up to rounding. Either way equal inputs give
 equal bits, unless `deterministic` is False.
 
 CUDA has two sets of kernels: "hopper", for feature sets with king buckets on compute capability 9.0, and "portable",
-for every set on every GPU from 8.0 on. The first is taken where it can be, unless `set_cuda_kernels` forbids it.
+for every set on every GPU from 7.5 on. The first is taken where it can be, unless `set_cuda_kernels` forbids it.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ _registration.register_vmap(PLAN, _registration.refuse(PLAN, "vmap", _INSTEAD))
 def is_fused(weight: Tensor, bucket_size: int | None = None, num_bucketed: int | None = None) -> bool:
     """Whether `perspective_transformer` runs as one fused operator for this weight [F, N] on its device.
 
-    On a CPU: an even N. On CUDA: a GPU of compute capability 8.0 or later, and N a multiple of 16. With any
+    On a CPU: an even N. On CUDA: a GPU of compute capability 7.5 or later, and N a multiple of 16. With any
     `bucket_size`, or none. float64 weights, and calls with `values`, are never fused.
     """
     machine = capabilities.machine_of(weight.device)

@@ -182,6 +182,9 @@ def rows_of(part: FeaturePart, batch: int, late: bool) -> Rows:
     return Rows(part.num_features, part.bucket_size > 0, seen.entries, in_batch, late)
 
 
+_WITHOUT_TENSOR_CORES = 11
+"""How often the time of `layers` they take on capability 7.5, where float32 products and shuffles replace tensor cores:
+counted from the instructions of a product, not measured"""
 _CATCH_UP = 1.15
 """Rows that move in a step, for each one that its batch has: those of the next batch catch up."""
 _WORKSPACE = 0.5
@@ -205,6 +208,7 @@ def estimate(work: Work, card: Card) -> Estimate:
     """The time of a step and the memory of a training."""
     factors = FACTORS[work.kernels]
     update, bucketed, unbucketed, layers, launches = (a * b for a, b in zip(factors, ideal(work, card), strict=True))
+    layers *= _WITHOUT_TENSOR_CORES if card.capability < 80 else 1
     row = work.width * work.bytes_per_value
     missed = sum(_missed(part.in_batch * row, card) * part.entries for part in work.rows) * 2 * work.batch * row
     state = sum(part.rows for part in work.rows) * work.width * (8 + 4 * work.moments)

@@ -19,11 +19,12 @@ from nnue_trainer.training import device as devices
 
 H200 = {"name": "NVIDIA H200", "compute_capability": "9.0", "memory_bytes": 1 << 37}
 T4 = {"name": "Tesla T4", "compute_capability": "7.5", "memory_bytes": 1 << 34}
+P100 = {"name": "Tesla P100", "compute_capability": "6.0", "memory_bytes": 1 << 34}
 SERVER = Machine(
     distribution="ubuntu", nvidia_gpus=1, driver="580.65.06", device_files=True, glibc="2.39", shared_memory=1 << 33,
     cpus=16, usable_cpus=16, flags=frozenset({"avx2", "bmi1", "bmi2", "fma"}),
 )  # fmt: skip
-BUILT = {"library": "cuda", "compiler": "gcc 12", "torch_headers": "2.13", "cuda": "13.0", "architectures": "80+86+90"}
+BUILT = {"library": "cuda", "compiler": "gcc 12", "torch_headers": "2.13", "cuda": "13.0", "architectures": "75+80+90"}
 HEALTHY: dict[str, Any] = {
     "torch": "2.13.0",
     "torch_cuda": "13.0",
@@ -65,12 +66,17 @@ def test_a_healthy_machine_has_no_finding() -> None:
             "the CUDA operators cannot be loaded: undefined symbol: x", "make build",
         ),
         (
-            {}, {"cuda_devices": [H200, T4]},
-            "Tesla T4 has compute capability 7.5, and the CUDA operators need 8.0 or later", "training.device=cuda",
+            {}, {"cuda_devices": [H200, P100]},
+            "Tesla P100 has compute capability 6.0, and the CUDA operators need 7.5 or later", "training.device=cuda",
         ),
         (
-            {}, {"cuda_devices": [T4], "cuda_ops": {"built": None, "error": "no _ops_cuda.so"}},
-            "Tesla T4 has compute capability 7.5", "training.device=cuda",
+            {}, {"cuda_devices": [P100], "cuda_ops": {"built": None, "error": "no _ops_cuda.so"}},
+            "Tesla P100 has compute capability 6.0", "training.device=cuda",
+        ),
+        (
+            {}, {"cuda_devices": [T4], "cuda_ops": {"built": BUILT | {"architectures": "80+90"}, "error": None}},
+            "Tesla T4 has compute capability 7.5, and the CUDA operators were built for 8.0 and later",
+            "NNUE_CUDA_ARCHS=75 make build",
         ),
         (
             {}, {"cuda_ops": {"built": BUILT | {"architectures": "100+120"}, "error": None}},

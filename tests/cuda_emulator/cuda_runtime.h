@@ -22,7 +22,10 @@
 #define __restrict__ __restrict
 #define __align__(n) alignas(n)
 #define __launch_bounds__(...)
-#define __CUDA_ARCH__ 900
+#ifndef EMULATED_CAPABILITY
+#define EMULATED_CAPABILITY 90
+#endif
+#define __CUDA_ARCH__ (10 * EMULATED_CAPABILITY)
 
 struct alignas(8) int2 {
     int x, y;
@@ -62,6 +65,8 @@ enum {
 };
 
 namespace emulator {
+
+constexpr int kMostShared = (EMULATED_CAPABILITY < 80 ? 64 : 227) * 1024;  // bytes of a thread block
 
 extern constinit thread_local dim3 thread_index, block_index, block_size, grid_size;
 
@@ -114,7 +119,7 @@ inline const char* cudaGetErrorString(cudaError_t) {
 }
 template <typename Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel, int, int bytes) {
-    return bytes <= 227 * 1024 ? cudaSuccess : 1;
+    return bytes <= emulator::kMostShared ? cudaSuccess : 1;
 }
 template <typename Kernel>
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, int, size_t) {
@@ -129,10 +134,10 @@ inline cudaError_t cudaGetDevice(int* device) {
     return *device = 0, cudaSuccess;
 }
 inline cudaError_t cudaDeviceGetAttribute(int* value, int attribute, int) {
-    *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin       ? 227 * 1024
-             : attribute == cudaDevAttrMaxSharedMemoryPerMultiprocessor ? 228 * 1024
-             : attribute == cudaDevAttrComputeCapabilityMajor           ? 9
-             : attribute == cudaDevAttrComputeCapabilityMinor           ? 0
+    *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin       ? emulator::kMostShared
+             : attribute == cudaDevAttrMaxSharedMemoryPerMultiprocessor ? emulator::kMostShared + 1024
+             : attribute == cudaDevAttrComputeCapabilityMajor           ? EMULATED_CAPABILITY / 10
+             : attribute == cudaDevAttrComputeCapabilityMinor           ? EMULATED_CAPABILITY % 10
                                                                         : emulator::multiprocessors();
     return cudaSuccess;
 }
@@ -146,7 +151,7 @@ struct cudaFuncAttributes {
 };
 template <typename Kernel>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* found, Kernel) {
-    return found->ptxVersion = 90, cudaSuccess;
+    return found->ptxVersion = EMULATED_CAPABILITY, cudaSuccess;
 }
 
 using std::max;

@@ -33,9 +33,16 @@ FLAGS = [
         f"-DTORCH_TARGET_VERSION=0x{TARGET}000000000000",
         "-DUSE_CUDA",
         "-DNNUE_VERSION=emulated",
-        "-DNNUE_CUDA_ARCHS=90",
     ),
 ]
+# Those with functions that are others on 7.5 (csrc/cuda/ptx.cuh), and those that a step needs besides.
+SOURCES_OF = {
+    90: SOURCES,
+    75: (
+        *("feature_transformer.cu", "perspective_transformer.cu", "portable/portable.cu"),
+        *("stacks/layer_stacks.cu", "stacks/one_output.cu"),
+    ),
+}
 
 
 def why_not() -> str | None:
@@ -51,17 +58,19 @@ def ninja() -> str | None:
     return shutil.which("ninja", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 
 
-def build(project: Path) -> Path:
+def build(project: Path, capability: int = 90) -> Path:
+    """The operators as compiled for a compute capability; the names of others than 90 end in it, nnue_emulated_75."""
     out = project / "build" / "emulated"
-    out.mkdir(parents=True, exist_ok=True)
+    made = out if capability == 90 else out / str(capability)
+    made.mkdir(parents=True, exist_ok=True)
     with (out / "lock").open("w") as lock:  # tests run in several processes
         fcntl.flock(lock, fcntl.LOCK_EX)
         subprocess.run([sys.executable, HERE / "translate.py", project / "csrc", out / "csrc"], check=True)
-        (out / "build.ninja").write_text(rules(project, out))
+        (made / "build.ninja").write_text(rules(project, out, capability))
         # The linker makes a new file: a process that has loaded the old library keeps it.
         places = {"CCACHE_BASEDIR": str(project), "CCACHE_NOHASHDIR": "1", **os.environ}
-        subprocess.run([str(ninja()), "--quiet", "-j2", "-C", out], check=True, env=places)
-    return out / "emulated.so"
+        subprocess.run([str(ninja()), "--quiet", "-j2", "-C", made], check=True, env=places)
+    return made / "emulated.so"
 
 
 def build_source(source: str, folder: Path) -> Path:
@@ -82,13 +91,16 @@ def build_source(source: str, folder: Path) -> Path:
     return library
 
 
-def rules(project: Path, out: Path) -> str:
+def rules(project: Path, out: Path, capability: int) -> str:
     """The file for ninja."""
     torch_root = Path(torch.__file__).parent
     includes = [f"-I{place}" for place in (out / "csrc", HERE, project / "data_loader", torch_root / "include")]
     launcher = ["ccache"] if shutil.which("ccache") and "ccache" not in COMPILER else []
-    compiler = shlex.join([*launcher, *COMPILER, *FLAGS, *includes])
-    translated = [(out / "csrc" / "cuda" / name).with_suffix(".cpp") for name in SOURCES]
+    of = [f"-DNNUE_CUDA_ARCHS={capability}", f"-DEMULATED_CAPABILITY={capability}"]
+    if capability != 90:
+        of.append(f"-Dnnue_emulated=nnue_emulated_{capability}")
+    compiler = shlex.join([*launcher, *COMPILER, *FLAGS, *of, *includes])
+    translated = [(out / "csrc" / "cuda" / name).with_suffix(".cpp") for name in SOURCES_OF[capability]]
     sources = [*translated, HERE / "index_check.cpp", HERE / "emulator.cpp"]
     objects = [f"{source.stem}.o" for source in sources]
 

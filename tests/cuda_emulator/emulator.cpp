@@ -44,7 +44,7 @@ constinit thread_local dim3 thread_index, block_index, block_size, grid_size;
 
 namespace {
 
-constexpr size_t kStack = 128 << 10, kDynamic = 227 << 10;
+constexpr size_t kStack = 128 << 10, kDynamic = kMostShared;
 constexpr auto kPatience = std::chrono::seconds(60);
 
 // All static shared variables of a thread block lie somewhere behind or before this, in the thread's own memory.

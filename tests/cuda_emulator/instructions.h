@@ -9,6 +9,9 @@
 inline uint32_t __cvta_generic_to_shared(const void* pointer) {
     return emulator::shared_address(pointer);
 }
+inline void* __cvta_shared_to_generic(uint32_t address) {
+    return &emulator::at<char>(address);
+}
 
 namespace emulated {
 

@@ -93,10 +93,10 @@ def loss_of_model(model: StackedModel, batch: Batch, loss: Loss, lam: Tensor) ->
     return loss_of(layers, first, (batch.score, batch.result, lam), loss, model.score_scale)
 
 
-def on_gpu(monkeypatch: pytest.MonkeyPatch, capability: int = 90) -> None:
+def on_gpu(monkeypatch: pytest.MonkeyPatch, capability: int = 90, operators: Any = torch.ops.nnue_emulated) -> None:
     """Parts of a step that are made from now on take CPU tensors as if they were on a GPU; in the emulator."""
-    monkeypatch.setattr(fused_parts, "operators", torch.ops.nnue_emulated)
-    monkeypatch.setattr(straight_through, "_operators", torch.ops.nnue_emulated)
+    monkeypatch.setattr(fused_parts, "operators", operators)
+    monkeypatch.setattr(straight_through, "_operators", operators)
     monkeypatch.setattr(capabilities, "machine_of", lambda device: capabilities.gpu(capability))
 
 

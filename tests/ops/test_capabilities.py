@@ -20,8 +20,9 @@ from nnue_trainer.ops.capabilities import CPU, Choice, Machine, gpu, set_cuda_ke
 from nnue_trainer.ops.perspectives import number_of, perspective_transformer
 from nnue_trainer.ops.reference import StackLayer
 
-H100, RTX_4090, TURING = gpu(90), gpu(89), gpu(75)
+H100, RTX_4090, TURING, VOLTA = gpu(90), gpu(89), gpu(75), gpu(70)
 LAYERS = LayerStacks(1024, 8, (StackLayer(16, 15, "dual", 1.0), StackLayer(32, 32, "crelu", 1.0)))
+WIDE = (StackLayer(32, 32, "dual", 1.0), StackLayer(64, 64, "crelu", 1.0))  # 66 KB of a tile
 FP32, FP16, BF16, FP64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
 
 
@@ -44,7 +45,8 @@ FP32, FP16, BF16, FP64 = torch.float32, torch.float16, torch.bfloat16, torch.flo
         (H100._replace(code=0), (FP32, 768, 64, 768), "torch", "not loaded"),
         (RTX_4090, (FP16, 768, 64, 768), "portable", "need compute capability 9.0"),
         (gpu(100), (FP16, 768, 64, 768), "portable", "need compute capability 9.0"),
-        (TURING, (FP16, 768, 64, 768), "torch", "below 8.0"),
+        (TURING, (BF16, 768, 64, 768), "portable", "need compute capability 9.0"),
+        (VOLTA, (FP16, 768, 64, 768), "torch", "below 7.5"),
         (CPU, (FP16, 768, 62, 768), "cpu", ""),
         (CPU, (FP16, 768, 63, 768), "torch", "odd"),
         (None, (FP32, 768, 64, 768), "torch", "CPUs and CUDA only"),
@@ -89,7 +91,11 @@ def layers(**changes: Any) -> LayerStacks:
         (RTX_4090, layers(hidden=(), inputs=4096), FP32, "one_pass", ""),
         (RTX_4090, layers(hidden=(), inputs=4112), FP32, "tiles", "16 KB"),
         (RTX_4090, layers(hidden=(), inputs=4112), BF16, "one_pass", ""),
-        (TURING, LAYERS, FP32, "torch", "below 8.0"),
+        (TURING, LAYERS, FP32, "tiles", ""),
+        (TURING, layers(hidden=()), BF16, "one_pass", ""),
+        (TURING, layers(hidden=WIDE), FP32, "torch", "99 KB of shared memory (64 KB on 7.5)"),
+        (RTX_4090, layers(hidden=WIDE), FP32, "tiles", ""),
+        (VOLTA, LAYERS, FP32, "torch", "below 7.5"),
         (CPU, layers(stacks=65), FP32, "cpu", ""),
         (CPU, LAYERS, BF16, "torch", "float32 only"),
     ],
@@ -212,7 +218,9 @@ def test_matrix_step() -> None:
     check(capabilities.matrix_step(RTX_4090, 64, 1024), "operators", "")
     check(capabilities.matrix_step(H100, 1024, 64), "operators", "")
     check(capabilities.matrix_step(H100, 65, 65), "torch", "more than 64 rows")
-    check(capabilities.matrix_step(TURING, 16, 1024), "torch", "below 8.0")
+    check(capabilities.matrix_step(TURING, 52, 1024), "operators", "")
+    check(capabilities.matrix_step(TURING, 53, 1024), "torch", "(52 on 7.5)")
+    check(capabilities.matrix_step(VOLTA, 16, 1024), "torch", "below 7.5")
     check(capabilities.matrix_step(CPU, 16, 1024), "torch", "on a CPU")
 
 
@@ -288,14 +296,14 @@ def test_no_other_place_has_the_limits(project_root: Path) -> None:
 
 
 @pytest.mark.parametrize("preset", ["sfnnv5", "sfnnv16", "buckets", "simple", "layered"])
-@pytest.mark.parametrize("machine", [CPU, H100, RTX_4090, TURING], ids=["cpu", "9.0", "8.9", "7.5"])
+@pytest.mark.parametrize("machine", [CPU, H100, RTX_4090, TURING, VOLTA], ids=["cpu", "9.0", "8.9", "7.5", "7.0"])
 def test_every_preset_is_explained(preset: str, machine: Machine) -> None:
     from nnue_trainer import config
     from nnue_trainer.files import presets
     from nnue_trainer.training.assembly import explain
 
     parts = {part.name: part for part in explain(config.load(presets.path(preset), []), machine)}
-    wanted = {CPU: "cpu", H100: "hopper", RTX_4090: "portable", TURING: "torch"}[machine]
+    wanted = {CPU: "cpu", H100: "hopper", RTX_4090: "portable", TURING: "portable", VOLTA: "torch"}[machine]
     if machine == H100 and preset in ("simple",):
         wanted = parts["transformer"].kernels  # no king buckets
     assert parts["transformer"].kernels == wanted

@@ -28,7 +28,12 @@ def cuda() -> torch.device:
 def emulator(project_root: Path) -> ctypes.CDLL:
     """`torch.ops.nnue_emulated`: the fused operator's CUDA kernels on CPU tensors."""
     require(emulated_library.why_not())
-    library = str(emulated_library.build(project_root))
+    return load_emulated(project_root)
+
+
+def load_emulated(project_root: Path, capability: int = 90) -> ctypes.CDLL:
+    """The emulated library for a compute capability, with its operators loaded."""
+    library = str(emulated_library.build(project_root, capability))
     torch.ops.load_library(library)
     found = ctypes.CDLL(library)
     found.emulator_configure.argtypes = [ctypes.c_int, ctypes.c_uint64]

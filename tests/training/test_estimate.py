@@ -47,7 +47,8 @@ def test_a_card_is_named_or_described() -> None:
     assert "M positions/s" in named[-2]
     assert "GiB" in named[-1]
     assert "estimated" not in explained("--gpu", "8.6")
-    assert "unknown" in explained("--gpu", "T4")
+    assert "M positions/s" in explained("--gpu", "T4")
+    assert "unknown" in explained("--gpu", "7.0", "--memory-bandwidth", "900")  # without kernels
 
 
 @pytest.mark.parametrize(

@@ -101,12 +101,15 @@ def test_a_gpu_without_our_library_is_such_a_device(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     ("capability", "built", "chosen"),
-    [((7, 5), "80+86+90", "cpu"), ((8, 0), "80+86+90", "cuda"), ((8, 6), "90", "cpu"), ((9, 0), "80", "cuda")],
+    [
+        *[((7, 0), "75+80+90", "cpu"), ((7, 5), "75+80+90", "cuda"), ((7, 5), "80+90", "cpu")],
+        *[((8, 6), "90", "cpu"), ((9, 0), "80", "cuda")],
+    ],
 )
 def test_a_gpu_older_than_the_kernels_is_such_a_device(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], built: str, chosen: str
 ) -> None:
-    """Such as the T4 of free notebooks, on which the library loads, but no kernel starts."""
+    """Such as the P100 of free notebooks, on which the library loads, but no kernel starts."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)

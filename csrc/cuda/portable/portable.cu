@@ -1,4 +1,4 @@
-// The portable kernels on tensors (portable.cuh): every GPU of compute capability 8.0 and later.
+// The portable kernels on tensors (portable.cuh): every GPU of compute capability 7.5 and later.
 
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/ops.h>
@@ -201,9 +201,9 @@ std::string layout_text(int64_t positions, int64_t max_active, int64_t num_featu
 
 const Kernels kKernels{check_sizes, plan, forward, psqt_output, backward, layout_text};
 
-bool runs_on(int device) {
+int code_for(int device) {
     const torch::stable::accelerator::DeviceGuard guard(device);
-    return cuda::code_version(reinterpret_cast<const void*>(forward_kernel<float>)) != 0;
+    return cuda::code_version(reinterpret_cast<const void*>(forward_kernel<float>));
 }
 
 }  // namespace nnue::portable

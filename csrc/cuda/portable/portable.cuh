@@ -7,7 +7,7 @@ namespace nnue::portable {
 
 extern const perspective_transformer::Kernels kKernels;
 
-// Whether this library has code for a device.
-bool runs_on(int device);
+// The compute capability, times ten, of this library's code for a device; 0 if it has none.
+int code_for(int device);
 
 }  // namespace nnue::portable

@@ -64,6 +64,7 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
         for (int s = 0; s < KS; ++s) {
             if (s + 1 == KS) column += kShares * kColumns, weights = keep(weights + kShares * kColumns);
             uint32_t left[MT][P][4];
+#pragma unroll
             for (int m = 0; m < MT; ++m) {
                 for (int i = 0; i < 4; ++i) {  // i % 2: row `row` or `row` + 8; i / 2: half of the depth
                     const float2 v = In::pair(raw[m][i % 2], s * 2 + i / 2);
@@ -73,11 +74,13 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
                 }
                 if (s + 1 == KS) load_inputs(m);
             }
+#pragma unroll
             for (int n = 0; n < NT; ++n) {
                 uint32_t right[W][2], low[W], high[W];
                 split(raw_weights[n].x, raw_weights[n].y, low);
                 split(raw_weights[n].z, raw_weights[n].w, high);
                 for (int p = 0; p < W; ++p) right[p][0] = low[p], right[p][1] = high[p];
+#pragma unroll
                 for (int m = 0; m < MT; ++m) {
                     // Tensor cores round towards zero. So a step makes a separate sum, which is added with rounding
                     // to nearest.
@@ -89,7 +92,9 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
             }
         }
     }
+#pragma unroll
     for (int m = 0; m < MT; ++m) {
+#pragma unroll
         for (int n = 0; n < NT; ++n) {
             for (int i = 0; i < 4; ++i) {
                 const int output = n * 8 + lane % 4 * 2 + i % 2, position = first + m * 16 + i / 2 * 8 + row;

@@ -131,12 +131,13 @@ template <int kParts, int KO>
 struct Operands {
     uint4 at[2][4][KO][kParts][kWarp];
 };
-template <class Source, int KO>
+// kIsSmall: it fits the 64 KB of 7.5, whose copies do not run ahead.
+template <class Source, int KO, bool kIsSmall = false>
 struct BackwardMemory {
     // A ring of stages that cp.async fills, each with a warp's inputs of 16 positions: [warp][stage][row][position of
     // the lane][input_place].
-    static constexpr int kStages = Source::template kStages<KO>;
-    Operands<Source::Type::kFactorParts, KO> operands[2];
+    static constexpr int kStages = kIsSmall ? 2 : Source::template kStages<KO>, kBuffers = kIsSmall ? 1 : 2;
+    Operands<Source::Type::kFactorParts, KO> operands[kBuffers];
     Pack<typename Source::Number, 4> inputs[kWarps][kStages][Source::kRows][4][kWarp];
     int positions[kUnitsAhead + 1][kTile], stacks[kUnitsAhead + 1];
     typename Source::Memory source;
@@ -152,19 +153,22 @@ __device__ __forceinline__ int input_place(int g, int t) {
 // Workers per multiprocessor.
 template <class Source, int KO>
 constexpr int kWorkers = Source::template kTogether<KO>;
+// For how many of them there are registers. The 64 KB of 7.5 hold two only of the smallest.
+template <class Source, int KO>
+constexpr int kResident = ptx::kTuring && KO * sizeof(typename Source::Number) > 2 ? 1 : kWorkers<Source, KO>;
 
 // KO · 16 ≥ outputs.
 // long: its steps share operands, sums and pointers in registers, and copies run ahead of them.
 template <class Source, int KO>
-__global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
+__global__ void __launch_bounds__(kThreads, kResident<Source, KO>)
     first_layer_backward(const Source source, const FirstBackward a) {
-    using Memory = BackwardMemory<Source, KO>;
+    using Memory = BackwardMemory<Source, KO, ptx::kTuring>;
     using Number = typename Source::Number;
     constexpr int P = Source::Type::kParts, W = Source::Type::kFactorParts, R = Source::kRows,
                   kStages = Memory::kStages;
     // Whether the sums of the next unit are loaded before the steps of this one. Without registers for them, they would
     // be stored in local memory as soon as they arrive.
-    constexpr bool kSumsAhead = KO == 1 || kWorkers<Source, KO> == 1;
+    constexpr bool kSumsAhead = KO == 1 || kResident<Source, KO> == 1;
     static_assert(kStages <= kSteps + 1, "copies run ahead of the first step by less than a unit");
     extern __shared__ __align__(16) char bytes[];
     ptx::wait_for_kernels_before();
@@ -200,6 +204,7 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
         }
     };
     const auto store_operands = [&](int buffer) {
+#pragma unroll
         for (int k = 0; k < KO; ++k) {
             uint32_t words[4][W];
             for (int i = 0; i < 4; ++i) split(next_sums[k][2 * i] * scale, next_sums[k][2 * i + 1] * scale, words[i]);
@@ -257,6 +262,7 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
     uint32_t weights[2][KO][W][4];
     float sums[KO][4][4];
     const auto begin_segment = [&](int stack, int column) {
+#pragma unroll
         for (int k = 0; k < KO; ++k) {
             Pack<float, 4> w[4];  // of outputs 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of this group of 16
             for (int i = 0; i < 4; ++i) {
@@ -299,7 +305,7 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
         copy_inputs(0, i, column, tile + 1 == tiles ? column + kSlab : column);
     __syncthreads();
     for (int unit = 0; steps_left > 0; ++unit, steps_left -= kSteps, first = 0) {
-        const int place = unit % kUnitsAhead, buffer = unit % 2;
+        const int place = unit % kUnitsAhead, buffer = unit % Memory::kBuffers;
         const bool more = steps_left > kSteps;
         const int last = min(steps_left, kSteps);
         const int next_tile = tile + 1 == tiles ? 0 : tile + 1, next_column = next_tile == 0 ? column + kSlab : column;
@@ -328,6 +334,7 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
                     return memory.operands[buffer].at[product][step][k][p][lane];
                 };
                 uint32_t left[KO][W][4];
+#pragma unroll
                 for (int k = 0; k < KO; ++k) {
                     for (int p = 0; p < W; ++p) {
                         const uint4 v = operand(1, k, p);
@@ -343,6 +350,7 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
                         source.split_two(x[2 * h], x[2 * h + 1], j, parts);
                         for (int p = 0; p < P; ++p) right[p][h] = parts[p];
                     }
+#pragma unroll
                     for (int k = 0; k < KO; ++k) {
                         float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
                         multiply(d, left[k], right);
@@ -351,13 +359,16 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
                 }
                 if (!source.wants_gradient()) continue;
                 float d[2][2][4] = {};  // [product][eight positions]
+#pragma unroll
                 for (int k = 0; k < KO; ++k) {
                     uint32_t right[2][W][2];
                     for (int p = 0; p < W; ++p) {
                         const uint4 v = operand(0, k, p);
                         right[0][p][0] = v.x, right[0][p][1] = v.z, right[1][p][0] = v.y, right[1][p][1] = v.w;
                     }
+#pragma unroll
                     for (int m = 0; m < 2; ++m) {
+#pragma unroll
                         for (int n = 0; n < 2; ++n) {
                             if constexpr (KO == 1) {
                                 multiply(d[m][n], weights[m][k], right[n]);
@@ -388,7 +399,8 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
         }
         if (!more || next_column != column) source.end_slab(of_source, column / kSlab);
         if (more && !kSumsAhead) load_sums(place + 1);
-        if (more) store_operands(1 - buffer);
+        if (Memory::kBuffers == 1) __syncthreads();  // all warps have read the operands
+        if (more) store_operands(Memory::kBuffers - 1 - buffer);
         __syncthreads();
         if (more && place + 1 == kUnitsAhead) {
             load_units(next_tile, divide_up(steps_left, kSteps) - 1);

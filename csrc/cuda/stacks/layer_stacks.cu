@@ -25,8 +25,17 @@ namespace {
 
 using Numbers = std::vector<double>;
 
-static_assert(sizeof(BackwardMemory<InputRows<float>, 1>) <= kMostSharedBytes &&
-              sizeof(BackwardMemory<InputRows<float>, 2>) <= kMostSharedBytes);
+template <class T, bool kIsSmall>
+constexpr size_t kBackwardBytes =
+    std::max(sizeof(BackwardMemory<InputRows<T>, 1, kIsSmall>), sizeof(BackwardMemory<InputRows<T>, 2, kIsSmall>));
+static_assert(std::max(kBackwardBytes<float, false>, kBackwardBytes<__half, false>) <= most_shared_bytes(80) &&
+              std::max(kBackwardBytes<float, true>, kBackwardBytes<__half, true>) <= most_shared_bytes(75));
+
+// The compute capability, times ten, of the code for a tensor's device.
+int code_for(const Tensor& on) {
+    const torch::stable::accelerator::DeviceGuard guard(on.get_device_index());
+    return code_version(reinterpret_cast<const void*>(count_stacks));
+}
 
 // The shared memory that this many thread blocks need, or as many of them as fit, in percent of the most that a
 // multiprocessor has.
@@ -54,7 +63,8 @@ void launch_tiles(const char* name, Kernel kernel, int64_t blocks, const SharedM
         check_cuda(cudaFuncSetAttribute(kernel, attribute, static_cast<int>(value)), "shared memory");
     };
     // The same value in every call, because it belongs to the kernel, which another thread may be launching, too.
-    set(cudaFuncAttributeMaxDynamicSharedMemorySize, kMostSharedBytes - shared.declared);
+    const int code = code_version(reinterpret_cast<const void*>(kernel));
+    set(cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared_bytes(code) - shared.declared);
     set(cudaFuncAttributePreferredSharedMemoryCarveout,
         percent_shared(shared.dynamic + shared.declared, shared.together));
     launch_behind(true, name, kernel, static_cast<unsigned>(blocks), kThreads, shared.dynamic, stream, arguments...);
@@ -69,10 +79,10 @@ void dispatch_outputs(int outputs, const Body& body) {
     body.template operator()<4>();
 }
 
-void check_fits(const char* op, const Layers& layers) {
-    if (capabilities::why_not_tiles(layers) != capabilities::Reason::fastest)
+void check_fits(const char* op, const Layers& layers, const Tensor& weight) {
+    if (capabilities::why_not_tiles(code_for(weight), layers) != capabilities::Reason::fastest)
         fail(op, "parameters", "layers that the kernels do not support",
-             "N a multiple of 16, at most 32 outputs of layer 0, and layers that fit 99 KB together");
+             "N a multiple of 16, at most 32 outputs of layer 0, and layers that fit 99 KB together (64 KB on 7.5)");
 }
 
 Handles<Layers>& descriptions() {
@@ -84,7 +94,7 @@ Handles<Layers>& descriptions() {
 const Layers& layers_of(const char* op, const Tensors& parameters, int64_t description) {
     const Layers& layers = descriptions().at(op, "layers", description, "_layer_stacks_describe");
     check_parameters(op, parameters, layers, Device::cuda);
-    check_fits(op, layers);
+    check_fits(op, layers, parameters[0]);
     return layers;
 }
 
@@ -228,7 +238,7 @@ Tensor first_op(const Tensor& x_in, const Tensor& order, const Tensor& weight_in
     layers.stacks = weight_in.size(0);
     layers.at[0].inputs = static_cast<int>(weight_in.size(2));
     layers.at[0].outputs = static_cast<int>(weight_in.size(1));
-    check_fits(op, layers);
+    check_fits(op, layers, weight_in);
     const Tensor x = check_start(op, x_in, false, layers, weight_in);
     const Order o = check_order(op, order, x.size(0), layers.stacks, weight_in);
     const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
@@ -445,9 +455,10 @@ AllGradients gradients_of(const std::optional<Tensor>& x_in, const Tensor& order
                 const int workers = multiprocessors(x.get_device_index()) * kTogether;
                 segments = floats_like(x, {workers + a.slabs * all.layers.stacks, KO * 16, kSlab});
                 a.segments = mutable_data<float>(*segments);
+                const size_t bytes = code_for(x) < 80 ? sizeof(BackwardMemory<Source, KO, true>)
+                                                           : sizeof(BackwardMemory<Source, KO>);
                 launch_tiles("first_layer_backward", first_layer_backward<Source, KO>, workers,
-                             SharedMemory{sizeof(BackwardMemory<Source, KO>), 0, kTogether}, current_stream(x), source,
-                             a);
+                             SharedMemory{bytes, 0, kTogether}, current_stream(x), source, a);
                 if (!all.has_weight) all.add_segments(a, workers, KO * 16);
             };
             first.outputs <= 16 ? run.template operator()<1>() : run.template operator()<2>();

@@ -45,8 +45,8 @@ __global__ void __launch_bounds__(kOrderThreads)
             all += n;
             if (c < static_cast<int>(blockIdx.x)) mine += n;
         }
-        all = __reduce_add_sync(kAllLanes, all);
-        mine = __reduce_add_sync(kAllLanes, mine);
+        all = ptx::sum_over_warp(all);
+        mine = ptx::sum_over_warp(mine);
         if (lane == 0) total[s] = all, before[s] = mine;
     }
     for (int s = lane; s < stacks; s += kWarp) of_warp[warp][s] = 0;

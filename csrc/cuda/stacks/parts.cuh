@@ -28,6 +28,16 @@ __device__ __forceinline__ void split(float a, float b, uint32_t (&words)[kParts
     }
 }
 
+// The two numbers whose parts are words[p][i].
+template <int kParts, int kWords>
+__device__ __forceinline__ void join(const uint32_t (&words)[kParts][kWords], int i, float (&numbers)[2]) {
+    numbers[0] = numbers[1] = 0.0f;
+    for (int p = kParts - 1; p >= 0; --p) {
+        numbers[0] += __uint_as_float(words[p][i] << 16);
+        numbers[1] += __uint_as_float(words[p][i] & 0xffff0000u);
+    }
+}
+
 // Inputs x of type T. kParts: how many bfloat16 parts hold an input exactly. kFactorParts: the parts of the float32
 // numbers that inputs and their gradients are computed with, which are weights and gradients of sums. Three hold all 24
 // bits. Two hold 16, enough where x has 16 bits itself. kSteps: how many steps of `mma` (16 inputs
@@ -73,11 +83,20 @@ void dispatch_input(ScalarType dtype, const Body& body) {
 
 // d += left · right, for operands of L and R parts. Products of parts i and j with i + j ≥ max(L, R) are left out: at
 // most 2^-25 of the whole for three parts, 2^-18 for two. The smallest products are added first. d must be 0 before.
+// Without bfloat16 products, the parts are joined again.
 template <int L, int R>
 __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&left)[L][4], const uint32_t (&right)[R][2]) {
-    for (int size = (L > R ? L : R) - 1; size >= 0; --size) {
-        for (int i = 0; i <= size; ++i) {
-            if (i < L && size - i < R) ptx::mma_k16<true>(d, left[i], right[size - i]);
+    if constexpr (ptx::kTuring) {
+        float a[4][2], b[2][2];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) join(left, i, a[i]);
+        for (int i = 0; i < 2; ++i) join(right, i, b[i]);
+        ptx::multiply_k16(d, a, b);
+    } else {
+        for (int size = (L > R ? L : R) - 1; size >= 0; --size) {
+            for (int i = 0; i <= size; ++i) {
+                if (i < L && size - i < R) ptx::mma_k16<true>(d, left[i], right[size - i]);
+            }
         }
     }
 }

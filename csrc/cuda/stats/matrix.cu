@@ -32,7 +32,8 @@ template <class T>
 constexpr int kDown = sizeof(T) == 8 ? 32 : 64;
 template <class T>
 constexpr int kTransposeThreads = sizeof(T) <= 2 ? 512 : 256;
-constexpr int kResident = 1536;  // threads that a multiprocessor should be able to hold; limits the registers
+// Threads that a multiprocessor should be able to hold; limits the registers.
+constexpr int kResident = ptx::kTuring ? 1024 : 1536;
 
 constexpr int64_t kMostMatrices = 65535;  // of one launch: the second dimension of a grid
 

@@ -47,7 +47,8 @@ Tensor states_between(const Job& job, const Tensor& x, cudaStream_t stream) {
 template <class M, bool kCut>
 void roll_tiles(Job job, const Tensor& x, cudaStream_t stream) {
     Windows& w = job.windows;
-    job.in_ring = w.length <= kLongestInRing / Shared<M>::kRings;
+    const bool is_small = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, current_device()) < 99 * 1024;
+    job.in_ring = w.length <= kLongestInRing / Shared<M>::kRings / (is_small ? 2 : 1);
     job.tile = static_cast<int>(w.tile);
     job.segment = static_cast<int>(w.length);
     job.slots = 4;

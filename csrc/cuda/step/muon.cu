@@ -13,10 +13,13 @@
 namespace nnue::cuda::muon_step {
 namespace {
 
+static_assert(iterate_bytes(capabilities::kMostMatrixSideOn75) <= layer_stacks::most_shared_bytes(75));
+
 template <class T>
 void run(const std::vector<Weight>& weights, Arguments a, const Tensor& numbers) {
     const cudaStream_t stream = current_stream(numbers);
-    const auto most = static_cast<int>(iterate_bytes(kMostSide));
+    const int device = current_device(), most_here = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    const int most = std::min(static_cast<int>(iterate_bytes(kMostSide)), most_here);
     check_cuda(cudaFuncSetAttribute(iterate<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
                "shared memory of _optimizer_update_matrices");
     for (size_t next = 0; next < weights.size();) {

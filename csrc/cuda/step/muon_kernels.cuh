@@ -26,7 +26,7 @@ constexpr int kMostWeights = 16;  // per launch: all arguments of a kernel toget
 
 // Symmetric matrices of the shorter side are computed in tiles of 2 x 2: those on and above the diagonal.
 constexpr int kMostTiles = kMostSide / 2 * (kMostSide / 2 + 1) / 2;
-NNUE_HOST_DEVICE int tiles_along(int side) {
+NNUE_HOST_DEVICE constexpr int tiles_along(int side) {
     return (side + 1) / 2;
 }
 NNUE_HOST_DEVICE int tiles_of(int side) {
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kGramThreads) gram(const Arguments a) {
 constexpr int kTurns = (kMostTiles + kIterateThreads - 1) / kIterateThreads;  // tiles of a thread
 
 // Bytes of shared memory for the three matrices of `iterate`.
-inline size_t iterate_bytes(int side) {
+constexpr size_t iterate_bytes(int side) {
     return 3 * sizeof(double) * 4 * tiles_along(side) * tiles_along(side);
 }
 

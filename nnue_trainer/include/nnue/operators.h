@@ -319,7 +319,7 @@ struct Perspective : torch::autograd::Function<Perspective> {
 // pairwise, else [B, 2 N]; and with psqt, float32 [B], half the difference of both sides' sums of piece-square values,
 // else an undefined tensor. Differentiable in weight, bias and psqt; always deterministic.
 //   weight  [F, N], float32, float16 or bfloat16; sums are float32. N even on a CPU, a multiple of 16 on CUDA, which
-//           needs compute capability 8.0; otherwise combine feature_transformer with torch's functions
+//           needs compute capability 7.5; otherwise combine feature_transformer with torch's functions
 //   bias    [N]
 //   plan    of perspective_plan, made for the F and the dtype of `weight`
 inline std::pair<at::Tensor, at::Tensor> perspective_transformer(const PerspectivePlan& plan, const at::Tensor& weight,
