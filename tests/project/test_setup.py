@@ -1,10 +1,12 @@
 """The build: which compilers it takes, and the page that a package index shows."""
 
+import ast
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,6 +87,22 @@ def test_the_list_of_torch(project_root: Path, tmp_path: Path, given: dict[str, 
         check=False,
     )
     assert (done.stdout == f"{expected}\n") if expected[0].isdigit() else (expected in done.stderr and done.returncode)
+
+
+def test_each_gpu_has_code_of_the_sources_for_it(project_root: Path) -> None:
+    """Sources differ between 7.5, 8.0 and 9.0: code for 8.0 made from PTX of 7.5 would run without its instructions."""
+    parsed = ast.parse((project_root / "setup.py").read_text())
+    function = next(node for node in parsed.body if getattr(node, "name", "") == "architecture_flags")
+    names: dict[str, Any] = {}
+    exec(compile(ast.Module([function], []), "setup.py", "exec"), names)
+
+    def code(*archs: str) -> list[str]:
+        return [flag.removeprefix("-gencode=arch=compute_") for flag in names["architecture_flags"](list(archs))]
+
+    every = ["75,code=sm_75", "80,code=sm_80", "80,code=sm_86", "90,code=sm_90", "90,code=sm_100", "90,code=sm_120"]
+    assert code("75", "80", "86", "90", "100", "120") == [*every, "90,code=compute_90"]
+    assert code("75") == ["75,code=sm_75", "75,code=compute_75"]
+    assert code("75", "86") == ["75,code=sm_75", "86,code=sm_86", "86,code=compute_86"]
 
 
 @pytest.mark.parametrize("archs", ["60", "60;;70\n"])
