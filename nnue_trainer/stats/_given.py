@@ -56,7 +56,9 @@ def given(where: str, x: Any, step: int = 1) -> Given:
         made = _tensor(where, values).double()
         labels = x.index, x.columns
         return Given(made, lambda result: pandas.DataFrame(result.numpy().T, x.index[::step], x.columns), labels)
-    raise ValueError(f"{where}: found {type(x).__name__}, expected {KINDS}")
+    module = type(x).__module__.partition(".")[0]  # such as polars, which has a Series too
+    found = type(x).__name__ if module == "builtins" else f"{module}.{type(x).__name__}"
+    raise ValueError(f"{where}: found {found}, expected {KINDS}")
 
 
 def dense(where: str, x: Any) -> Tensor:

@@ -122,16 +122,15 @@ class Graph:
         if weights is not None:
             _check_weights(weights)
         if flag("graph: undirected", undirected):
+            # Each pair in one direction first: sums of weights in another order could differ in their last bits.
+            edge, weights = _added_up(
+                torch.minimum(sources, targets) * nodes + torch.maximum(sources, targets), weights
+            )
+            sources, targets = edge // max(nodes, 1), edge % max(nodes, 1)
             back = sources != targets
             sources, targets = torch.cat([sources, targets[back]]), torch.cat([targets, sources[back]])
             weights = None if weights is None else torch.cat([weights, weights[back]])
-        edge, order = (sources * nodes + targets).sort(stable=True)
-        edge, counts = torch.unique_consecutive(edge, return_counts=True)
-        if weights is None and len(edge) < len(order):
-            weights = counts.double()
-        elif weights is not None:
-            ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-            weights = torch.segment_reduce(weights.double()[order], "sum", offsets=ends, unsafe=True)
+        edge, weights = _added_up(sources * nodes + targets, weights)
         first = torch.searchsorted(edge, torch.arange(nodes + 1, device=edge.device) * nodes)
         return cls(first, (edge % max(nodes, 1)).int(), weights)
 
@@ -250,6 +249,16 @@ class Graph:
         return torch.where(chosen >= 2**31, chosen - 2**32, chosen).int().to(self.device)
 
 
+def _added_up(edges: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The different numbers of edges in order, with the sum of the weights of each; None: all are 1."""
+    edge, order = edges.sort(stable=True)
+    edge, counts = torch.unique_consecutive(edge, return_counts=True)
+    if weights is None:
+        return edge, counts.double() if len(edge) < len(order) else None
+    ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    return edge, torch.segment_reduce(weights.double()[order], "sum", offsets=ends, unsafe=True)
+
+
 def _parts(offsets: Tensor) -> list[tuple[int, int, int, int]]:
     """(first node, last node, first edge, last edge), the last ones excluded, of parts of `_PART` edges, or of 1/256 of
     a large graph. Work in parts needs little memory beside the graph. The edges of a node may be in several parts."""
@@ -333,7 +342,7 @@ def pagerank(
     in proportion to its weight; from a node without edges it goes to a random node. The rank of a node is the share of
     time that the walker spends there.
 
-    tolerance: the iteration ends when the sum of changes is below it; ArithmeticError if `most` iterations are not
+    tolerance: the iteration ends when the sum of changes is not above it; ArithmeticError if `most` iterations are not
     enough. start: numbers [n] of at least 0, in proportion to which "a random node" is chosen, for personalised
     PageRank; None: all nodes are equally likely. ValueError for other numbers.
 
@@ -341,6 +350,9 @@ def pagerank(
     no derivative.
     """
     _check_restart(restart)
+    if number("pagerank: tolerance", tolerance) < 0:
+        raise ValueError(f"pagerank: tolerance: found {tolerance!r}, expected a number, at least 0")
+    most = whole("pagerank: most", most)
     n = graph.nodes
     if n == 0:
         return torch.empty(0, dtype=torch.float64, device=graph.device)
@@ -367,7 +379,7 @@ def pagerank(
             rank.addcmul_(lost, jump).mul_(1 - restart).add_(jump, alpha=restart)
         lost, changes = _leave(graph, rank, moving)
         change = changes.item()
-        if change < tolerance:
+        if change <= tolerance:
             return rank
     raise ArithmeticError(
         f"pagerank: found changes of {change:.3g} after {most} iterations, expected below {tolerance:.3g}; raise most"
@@ -450,7 +462,7 @@ def pagerank_walks(
 
 
 def _check_restart(restart: float) -> None:
-    if not 0 < restart <= 1:
+    if not 0 < number("pagerank: restart", restart, nan=True) <= 1:
         raise ValueError(f"pagerank: restart: found {restart!r}, expected a number above 0, at most 1")
 
 

@@ -259,6 +259,19 @@ def test_parts_of_edges(weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None
     torch.testing.assert_close(matrix(parts.reversed), matrix(g).T, rtol=0, atol=0)
 
 
+def test_weights_of_repeated_edges_are_equal_in_both_directions() -> None:
+    """Also in their last bits, or the graph would be taken for a directed one."""
+    numbers = Philox(5)
+    sources, targets = (numbers.integers(0, 9, 600) for _ in range(2))
+    weights = numbers.uniform(600, 0.1, 9, torch.float64)
+    g = Graph.from_edges(9, sources, targets, weights, undirected=True)
+    found = matrix(g)
+    assert torch.equal(found, found.T)
+    once = torch.zeros(9, 9, dtype=torch.float64).index_put_((sources, targets), weights, accumulate=True)
+    torch.testing.assert_close(found, once + once.T - once.diag().diag())
+    assert graph.densest_subgraph(g, 3).weight >= graph.peel(g, 3).weight
+
+
 _MEMORY = """
 import sys, torch
 from nnue_trainer.stats import graph
@@ -560,6 +573,9 @@ def test_errors() -> None:
         ),
         (lambda: graph.bit_counts(torch.ones(3, 4)), "nnue::bit_counts: a: found float32, expected int64"),
         (lambda: graph.bit_counts(torch.ones(3, 4).long(), torch.ones(3, 5).long()), r"b: found shape \[3, 5\]"),
+        (lambda: graph.pagerank(g, cast(Any, "a")), "pagerank: restart: found 'a', expected a number"),
+        (lambda: graph.pagerank(g, tolerance=-1), "pagerank: tolerance: found -1, expected a number, at least 0"),
+        (lambda: graph.pagerank(g, most=-1), "pagerank: most: found -1, expected a whole number, at least 0"),
         (lambda: walks(g, 0, 1, 0.0, 1), "restart: found 0, expected a probability from 2.-14 on"),
         (lambda: walks(g, -1, 1, 0.5, 1), "first_round, rounds: found -1, 1, expected 0 or more"),
         (lambda: walks(g, 0, 1 << 42, 0.5, 1), "at most 2.42 coupons"),
