@@ -173,7 +173,8 @@ const DataFormat& detect_format(const Head& head, const std::string& path) {
         }
     }
     if (const std::string other = other_kind(head); !other.empty() && sound.size() != 1) {
-        throw FormatError(path + ": " + other);
+        const bool has_advice = other.find(':') != other.npos || other.find("expected") != other.npos;
+        throw FormatError(path + ": " + other + (has_advice ? "" : ", expected a file of positions or games"));
     }
     if (is_text) throw FormatError(path + ": lines of text, but " + lines);
     if (sound.empty()) sound = cut;

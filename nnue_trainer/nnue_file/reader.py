@@ -25,6 +25,7 @@ PathLike = str | os.PathLike[str]
 MAX_FILE_BYTES = 2**31
 """No net is larger: SFNNv17 has 0.1 · 10⁹ bytes."""
 MAX_DESCRIPTION_BYTES = 2**24
+_BINPACK = int.from_bytes(b"BINP", "little")
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",
@@ -130,6 +131,8 @@ class NetFile:
         if version not in versions:
             if self.size > 8 and self.take(8, 1, "") == b"{":
                 raise UserError(f"{self.path}: found a checkpoint, expected a net; `nnue export` makes one from it")
+            if version == _BINPACK:
+                raise UserError(f"{self.path}: found a binpack of positions, expected a net; `nnue data info` reads it")
             expected = ", ".join(f"0x{known:08X}" for known in versions)
             raise self.error(
                 0,

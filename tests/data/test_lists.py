@@ -251,7 +251,7 @@ OTHERS = [
     (b"\x5d\0\0\x80\0" + bytes(range(60)), "compressed with lzma"),
     (gzip.compress(b"book.epd" + bytes(249) + b"ustar\x0000" + bytes(300)), "a tar archive: unpack it"),
     (b'\x40\0\0\0\0\0\0\0{"__metadata__":{}}', "a safetensors file"),
-    (b"\xfa\x8a\x44\x6a\0\1\2\3\x0d\0\0\0sfnnv16-l1-32" + bytes(99), "a net"),
+    (b"\xfa\x8a\x44\x6a\0\1\2\3\x0d\0\0\0sfnnv16-l1-32" + bytes(99), "a net, expected a file of positions or games"),
     (b"\x7fELF\2\1\1", "a program"),
 ]
 

@@ -95,6 +95,7 @@ def test_export_refuses_what_does_not_fit(nnue, tmp_path) -> None:
         (["export", "NET", "out.nnue"], ".nnue: found a net, expected a checkpoint; `nnue import`"),
         (["check", "NET", "--data", "x"], ".nnue: found a net, expected a checkpoint; `nnue import`"),
         (["eval", "CHECKPOINT", "--fen", START], "c: found a checkpoint, expected a net; `nnue export`"),
+        (["eval", "DATA", "--fen", START], "found a binpack of positions, expected a net; `nnue data info`"),
         (
             ["export", "CHECKPOINT", "CHECKPOINT"],
             "c: is an input of this command, expected another name for the output",
@@ -103,11 +104,12 @@ def test_export_refuses_what_does_not_fit(nnue, tmp_path) -> None:
         (["verify", "NET", "--engine", "no-such-engine"], "engine no-such-engine: no such program on PATH"),
     ],
 )
-def test_mistakes_are_one_line(nnue, arguments, words, small_net, tmp_path) -> None:
+def test_mistakes_are_one_line(nnue, arguments, words, small_net, positions_file, tmp_path) -> None:
     saved = tmp_path / "c"
     checkpoint.save(saved, random_checkpoint({"kind": "simple", "hidden": 8}))
     before = saved.read_bytes(), small_net.read_bytes()
-    done = nnue(*[{"NET": small_net, "CHECKPOINT": saved}.get(a, a) for a in arguments])
+    files = {"NET": small_net, "CHECKPOINT": saved, "DATA": positions_file("val")}
+    done = nnue(*[files.get(a, a) for a in arguments])
     assert (saved.read_bytes(), small_net.read_bytes()) == before
     assert done.returncode == 1
     assert done.stderr.startswith("nnue: error: ")
