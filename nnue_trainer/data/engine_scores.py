@@ -31,7 +31,7 @@ from nnue_trainer.data.files import (
     format_for,
     read_files,
 )
-from nnue_trainer.data.generate import ScoreCheck, internal_score, score_scale, unscored_note
+from nnue_trainer.data.generate import ScoreCheck, ScoreCounts, internal_score, score_scale
 from nnue_trainer.data.journal import Journal
 from nnue_trainer.data.opened import identities
 from nnue_trainer.data.reading import MOST_PAWN, Reading, ReadingOptions
@@ -150,12 +150,11 @@ def rescore_by_engine(
                             progress(journal.positions, end - begin)
             report = Report()
             with PositionWriter(output, format) as writer:
-                unscored = _write(inputs, begin, end, skip_bad, scores, journal, writer, report)
+                counts = _write(inputs, begin, end, skip_bad, scores, journal, writer, report)
                 report.add_writer(writer, may_be_empty=total > 0 and begin == end)
                 check_all_new([output], overwrite)
                 journal.check_owned()
-            if unscored:
-                report.notes.append(unscored_note(unscored))
+            report.notes += counts.notes()
             journal.remove()
     finally:
         for engine in engines:
@@ -226,10 +225,9 @@ def _write(
     journal: Journal,
     writer: PositionWriter,
     report: Report,
-) -> int:
-    """The positions with their scores from the journal, and all other bytes as they are in the files. Returns how many
-    have no score."""
-    units, scored, unscored = journal.read(), np.zeros((0, 32), np.uint8), 0
+) -> ScoreCounts:
+    """Writes the positions with their scores from the journal, and all other bytes as they are in the files."""
+    units, scored, counts = journal.read(), np.zeros((0, 32), np.uint8), ScoreCounts()
     for block in _blocks(inputs, begin, end, skip_bad, scores, report):
         parts, found = [scored], len(scored)
         while found < len(block.records) and (unit := next(units, None)) is not None:
@@ -240,6 +238,6 @@ def _write(
         if len(own) < len(block.records) or not np.array_equal(own[:, :26], block.records[:, :26]):
             raise UserError(f"{inputs[0]}: the files were modified while they were being scored")
         block.records[:, 26:28] = own[:, 26:28]
-        unscored += int((fields.scores(own) == NO_SCORE).sum())
+        counts.add(own)
         writer.write_block(block)
-    return unscored
+    return counts

@@ -408,9 +408,11 @@ def generate(
                 note(openings.unusable())
             check_new(out, overwrite)  # it may have appeared in the meantime
             losses = _write(out, format, journal, header)
-            unscored = sum(int((fields.scores(game) == NO_SCORE).sum()) for game in journal.read())
-            if unscored:
-                note(unscored_note(unscored))
+            counts = ScoreCounts()
+            for game in journal.read():
+                counts.add(game)
+            for line in counts.notes():
+                note(line)
             journal.remove()
     finally:
         for engine in engines:
@@ -433,9 +435,29 @@ def _numbers(options: GenerateOptions, part: Part) -> range:
     return numbers
 
 
-def unscored_note(count: int) -> str:
-    """One line on positions for which an engine gave no score."""
-    return f"{count:,} positions have no score ({NO_SCORE}): the engine gave a move only, or a bound"
+class ScoreCounts:
+    """Counts missing scores of an engine, and those that are limited to `MAX_SCORE`."""
+
+    def __init__(self) -> None:
+        self.unscored = self.limited = 0
+
+    def add(self, records: Records) -> None:
+        scores = fields.scores(records)
+        self.unscored += int((scores == NO_SCORE).sum())
+        self.limited += int(((scores == MAX_SCORE) | (scores == -MAX_SCORE)).sum())
+
+    def notes(self) -> list[str]:
+        found = []
+        if self.unscored:
+            found.append(
+                f"{self.unscored:,} positions have no score ({NO_SCORE}): the engine gave a move only, or a bound"
+            )
+        if self.limited:
+            found.append(
+                f"{self.limited:,} scores of {MAX_SCORE:,} internal units or more, such as wins in a table base, are "
+                f"written as {MAX_SCORE:,}"
+            )
+        return found
 
 
 def _write(out: Path, format: DataFormat, journal: Journal, header: dict[str, Any]) -> Counter[str]:

@@ -194,6 +194,11 @@ def test_positions_without_a_score_of_the_engine(
     count = int((fields.scores(read_all(out)) == fields.NO_SCORE).sum())
     assert UNIT / 2 < count < 2 * UNIT
     assert report.notes == [f"{count} positions have no score (32002): the engine gave a move only, or a bound"]
+    large = EngineScoring(fake_engine("score=cp_31000"), nodes=1, scale=1.0)
+    (note,) = rescore_by_engine([source], tmp_path / "large.bin", large).notes
+    assert note == (
+        f"{2 * UNIT:,} scores of 31,000 internal units or more, such as wins in a table base, are written as 31,000"
+    )
     with pytest.raises(UserError, match="a move but no exact score 8 times in a row"):
         rescore_by_engine([source], tmp_path / "no.bin", EngineScoring(fake_engine("silent"), nodes=1, scale=1.0))
     assert not (tmp_path / "no.bin").exists()

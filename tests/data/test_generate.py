@@ -227,6 +227,16 @@ def test_a_book_of_chess960(engine: EngineMaker, tmp_path: Path) -> None:
     generate(tmp_path / "o.plain", options(engine("chess960"), book=str(book), chess960="same", positions=50))
 
 
+def test_scores_beyond_the_largest_are_counted(engine: EngineMaker, tmp_path: Path) -> None:
+    notes: list[str] = []
+    given = options(engine("score=cp_20000"), score_scale=3.0, positions=60, opening_score=31_000)
+    generate(tmp_path / "o.plain", given, note=notes.append)
+    count = (tmp_path / "o.plain").read_text().count("\nscore 31000\n")
+    what = "scores of 31,000 internal units or more, such as wins in a table base, are written as 31,000"
+    assert count > 3
+    assert notes == [f"{count} {what}"]
+
+
 def test_answers_without_a_score(engine: EngineMaker, tmp_path: Path) -> None:
     """A move only, or a bound, makes a position without a score; an engine without any score is an error."""
     notes: list[str] = []
