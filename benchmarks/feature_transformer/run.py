@@ -1,6 +1,6 @@
 """The feature transformer on a GPU: the fused operator for both perspectives against simpler ways, in one run.
 
-    python benchmarks/feature_transformer/run.py --data FILE.binpack
+    python benchmarks/feature_transformer/run.py [--data FILE.binpack] [--cases buckets:1024:16384] [--rungs]
 
 The input is both perspectives of B shuffled positions of the file, or random rows with similar statistics if no file is
 given. The feature sets are HalfKAv2_hm ("buckets"), the full input of SFNNv16 with threats and pawn pairs ("full") and
@@ -15,7 +15,8 @@ Chess768 ("chess768", without king buckets). The activation is pairwise. The row
 
 A "step" is forward and backward, and includes the plan where there is one. Times are medians of the device's time:
 before each timed call the L2 cache is overwritten, and the device is kept busy until the host has queued the call.
-Prints a table, and writes JSON and a plot (PNG) to benchmarks/results/.
+Prints a table, and writes JSON, a plot (PNG) and one of the rungs to benchmarks/results/. --rungs measures and draws
+only the rungs and embedding_bag.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ def segments(feature: Tensor, most: int | None = None) -> tuple[Tensor, Tensor]:
 def rungs(
     ladder: ctypes.CDLL, timer: Timer, features: int, white: Tensor, black: Tensor, outputs: int
 ) -> dict[str, dict[str, float]]:
-    """The times of the kernels of ladder.cu. The results of the backward rungs are compared with each other."""
+    """The times of the kernels of ladder.cu. Their results are compared with those of the first rungs."""
     rows = torch.cat([white, black])
     order = rows[:, 0].div(BUCKET, rounding_mode="floor").argsort(stable=True).int()
     weight, bias = torch.randn(features, outputs, device="cuda"), torch.randn(outputs, device="cuda")
@@ -220,14 +221,29 @@ def rungs(
             result = ladder.backward(rung, *pointers, len(rows), features, rows.shape[1], outputs, stream)
         assert result == 0, f"rung {rung}: CUDA error {result}"
 
+    expected: dict[str, Tensor] = {}
+
+    def check(name: str, direction: str, result: Tensor) -> None:
+        first = expected.setdefault(direction, result.clone())
+        assert ((result - first).norm() / first.norm()).item() < 1e-5, f"rung {name}, {direction}, is wrong"
+
     for rung, name in FORWARD_RUNGS:
+        forward(rung)
+        check(name, "forward", out)
         found[f"rung: {name}"] = {"forward": timer(lambda rung=rung: forward(rung))}  # type: ignore[misc]
-    expected = None
     for rung, name in BACKWARD_RUNGS:
         backward(rung)
-        expected = grad_weight.clone() if expected is None else expected
-        assert ((grad_weight - expected).norm() / expected.norm()).item() < 1e-5, f"rung {name} is wrong"
+        check(name, "backward", grad_weight)
         found.setdefault(f"rung: {name}", {})["backward"] = timer(lambda rung=rung: backward(rung))  # type: ignore[misc]
+    indices, offsets = pack(rows)
+    weight.requires_grad_()
+
+    def bag() -> Tensor:
+        return F.embedding_bag(indices, weight, offsets, mode="sum") + bias
+
+    sums = bag()
+    backwards = functools.partial(torch.autograd.grad, sums, weight, out, retain_graph=True)
+    found["embedding_bag alone"] = {"forward": timer(bag), "backward": timer(backwards)}
     return found
 
 
@@ -377,6 +393,33 @@ def plot(results: list[dict[str, Any]], path: Path, device: str) -> None:
     figure.savefig(path, dpi=120)
 
 
+def plot_rungs(results: list[dict[str, Any]], path: Path, device: str) -> None:
+    """The rungs of the first case that has them, numbered, forward and backward."""
+    try:
+        import matplotlib
+    except ImportError:
+        return
+    matplotlib.use("Agg")
+    from matplotlib import pyplot, ticker
+
+    case = next((r for r in results if f"rung: {FORWARD_RUNGS[0][1]}" in r), None)
+    if case is None:
+        return
+    figure, axes = pyplot.subplots(1, 2, figsize=(12, 3.6))
+    for axis, direction, of in zip(axes, ("forward", "backward"), (FORWARD_RUNGS, BACKWARD_RUNGS), strict=True):
+        bars = {f"{number} {name}": case[f"rung: {name}"][direction] for number, name in of}
+        bars |= {name: case[name][direction] for name in ("fused", "embedding_bag alone") if name in case}
+        names = list(bars)[::-1]
+        drawn = axis.barh(names, [bars[name] for name in names])
+        axis.bar_label(drawn, [f"{bars[name]:.3g}" for name in names], padding=2)
+        axis.set(xscale="log", xlabel="ms", title=f"feature transformer, {direction}")
+        axis.xaxis.set_minor_formatter(ticker.NullFormatter())
+        axis.margins(x=0.2)
+    figure.suptitle(f"{device}: {case['features']}, N {case['outputs']}, B {case['batch']}, fp32")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
 def parse_case(text: str) -> tuple[str, int, int]:
     kind, outputs, batch = text.split(":")
     return SHORT[kind], int(outputs), int(batch)
@@ -388,8 +431,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder for the JSON and the plot")
     parser.add_argument("--cases", nargs="+", metavar="SET:N:B", help="for example buckets:1024:16384 full:1024:16384")
+    parser.add_argument("--rungs", action="store_true", help="only the rungs of ladder.cu, and embedding_bag")
     args = parser.parse_args()
-    ops.set_index_check("off")  # only the kernels are timed; training checks index rows where they are made
+    if not args.rungs:
+        ops.set_index_check("off")  # only the kernels are timed; training checks index rows where they are made
     cases = [parse_case(c) for c in args.cases] if args.cases else CASES
     record = {
         "benchmark": "feature_transformer",
@@ -406,14 +451,19 @@ def main() -> None:
         for name, outputs, batch in cases:
             rows = real_rows(args.data, name, batch) if args.data else random_rows(name, batch)
             for dtype in (torch.float32, torch.bfloat16):
-                result = measure(timer, bandwidth, name, rows, outputs, dtype)
-                result["copy_gb_per_s"] = bandwidth / 1e9
+                result: dict[str, Any] = {"features": name, "outputs": outputs, "batch": batch, "dtype": str(dtype)[6:]}
+                if not args.rungs:
+                    result = measure(timer, bandwidth, name, rows, outputs, dtype)
+                    result["copy_gb_per_s"] = bandwidth / 1e9
                 if ladder is not None and dtype == torch.float32 and outputs % 128 == 0:
                     result |= rungs(ladder, timer, FEATURES[name], rows[0].cuda(), rows[1].cuda(), outputs)
                 results.append(result)
-                print(
-                    f"{name}, N {outputs}, B {batch}, {result['dtype']}: {result['fused']['step']:.3f} ms", flush=True
-                )
+                shown = f"{result['fused']['step']:.3f} ms" if "fused" in result else result
+                print(f"{name}, N {outputs}, B {batch}, {result['dtype']}: {shown}", flush=True)
+    plot_rungs(results, args.out / "ladder-feature_transformer-cuda.png", record["device"])
+    if args.rungs:
+        report.write(args.out / "ladder-feature_transformer-cuda.json", record | {"results": results})
+        return
     table(results)
     report.write(args.out / "feature_transformer-cuda.json", record | {"results": results})
     plot(results, args.out / "feature_transformer-cuda.png", record["device"])
