@@ -35,6 +35,7 @@ HARMLESS = {
     "DataConfig.train": "files to read",
     "DataConfig.validation": "files to read",
     "Group.match": "pattern of parameters",
+    "Group.rule": "a class of the optimizers, which the walk below visits",
     "TorchOptimizer.name": "a class in torch.optim",
     "TorchOptimizer.options": "arguments of that class",
     "ValidationSet.name": "prefix of metrics",
