@@ -70,6 +70,16 @@ inline std::string dtype_name(ScalarType dtype) {
             return "float64";
         case ScalarType::Bool:
             return "bool";
+        case ScalarType::ComplexFloat:
+            return "complex64";
+        case ScalarType::ComplexDouble:
+            return "complex128";
+        case ScalarType::UInt16:
+            return "uint16";
+        case ScalarType::UInt32:
+            return "uint32";
+        case ScalarType::UInt64:
+            return "uint64";
         default:
             return "dtype " + std::to_string(static_cast<int>(dtype));
     }

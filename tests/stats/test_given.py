@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,7 @@ def test_extreme_range_as_pandas_tests_it() -> None:
 
 SERIES = pd.Series([1.0, 2, 3])
 REFUSED: list[tuple[Callable[[], object], str]] = [
+    (lambda: stats.rolling(Fraction(1), 1), "rolling: x: found fractions.Fraction, expected a tensor"),
     (lambda: stats.rolling([1, 2], 1), "rolling: x: found list, expected a tensor, a NumPy array, or a pandas Series"),
     (lambda: stats.ewm("x", com=1), "ewm: x: found str, expected a tensor"),
     (lambda: stats.expanding(None), "expanding: x: found NoneType, expected a tensor"),

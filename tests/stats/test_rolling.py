@@ -498,6 +498,7 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: stats.rolling(X, 2, center=1), "center: found 1, expected True or False"),  # type: ignore[arg-type]
     (lambda: stats.rolling(X, 2, closed="x"), "closed: found 'x', expected one of right, left"),  # type: ignore[arg-type]
     (lambda: stats.rolling(X.int(), 2).sum(), "nnue::rolling: x: found int32, expected float32 or float64"),
+    (lambda: stats.rolling(X + 0j, 2).sum(), "nnue::rolling: x: found complex64, expected float32 or float64"),
     (lambda: stats.rolling(X.sum(), 2).sum(), "nnue::rolling: x: found no dimension"),
     (lambda: stats.rolling(X, 2).cov(X[:4]), r"y: found shape \[4\], expected that of x, \[5\]"),
     (lambda: stats.rolling(X, 2).corr(X.int()), "y: found int32, expected float32"),
