@@ -44,7 +44,17 @@ __device__ __forceinline__ void join(const uint32_t (&words)[kParts][kWords], in
 // deep) four lanes can feed when each has loaded 16 bytes of a row. pair(v, i) is inputs 2 i and 2 i + 1 of such 16
 // bytes.
 template <class T>
-struct Input;
+struct Input {  // of 16 bits
+    static constexpr bool kHalf = std::is_same_v<T, __half>;
+    static constexpr int kParts = kHalf ? 2 : 1, kFactorParts = 2, kSteps = 2;
+    __device__ static __forceinline__ float2 pair(const uint4& v, int i) {
+        const uint32_t word = i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+        if constexpr (kHalf)
+            return __half22float2(*reinterpret_cast<const __half2*>(&word));
+        else
+            return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
+    }
+};
 
 template <>
 struct Input<float> {
@@ -52,24 +62,6 @@ struct Input<float> {
     __device__ static __forceinline__ float2 pair(const uint4& v, int i) {
         return i == 0 ? float2{__uint_as_float(v.x), __uint_as_float(v.y)}
                       : float2{__uint_as_float(v.z), __uint_as_float(v.w)};
-    }
-};
-
-template <>
-struct Input<__half> {
-    static constexpr int kParts = 2, kFactorParts = 2, kSteps = 2;
-    __device__ static __forceinline__ float2 pair(const uint4& v, int i) {
-        const uint32_t word = i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-        return __half22float2(*reinterpret_cast<const __half2*>(&word));
-    }
-};
-
-template <>
-struct Input<__nv_bfloat16> {
-    static constexpr int kParts = 1, kFactorParts = 2, kSteps = 2;
-    __device__ static __forceinline__ float2 pair(const uint4& v, int i) {
-        const uint32_t word = i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-        return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
     }
 };
 
