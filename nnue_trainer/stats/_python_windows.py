@@ -145,7 +145,7 @@ def launch(
     try:
         cuda = importlib.import_module("numba.cuda")
         # Without a driver or a toolkit it is there, but does not work.
-        missing = None if cuda.is_available() else _line(cuda.cuda_error())
+        missing = None if cuda.is_available() else _line(cuda.cuda_error() or "no CUDA toolkit")
     except ImportError as error:
         missing = _line(error)
     if missing is not None:

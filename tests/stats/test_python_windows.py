@@ -272,9 +272,10 @@ def test_what_numba_for_cuda_says_is_one_line(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(UserError, match=rf"^rolling: apply: spread: Numba cannot run it on CUDA: {expected}") as e:
             on_cuda(windows, spread)
         assert "\n" not in str(e.value)
-    numba.cuda.is_available, numba.cuda.cuda_error = lambda: False, lambda: "Error at driver init:\n\nno driver.\n:"
-    with pytest.raises(UserError, match=r"needs Numba for CUDA \(no driver\): pip install"):
-        on_cuda(windows, spread)
+    for error, reason in (("Error at driver init:\n\nno driver.\n:", "no driver"), (None, "no CUDA toolkit")):
+        numba.cuda.is_available, numba.cuda.cuda_error = lambda: False, lambda error=error: error
+        with pytest.raises(UserError, match=rf"needs Numba for CUDA \({reason}\): pip install"):
+            on_cuda(windows, spread)
     _clear()
 
 
