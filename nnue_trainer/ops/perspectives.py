@@ -274,7 +274,8 @@ def perspective_plan(
     kernels = cast(Kernels, "portable" if found == "torch" else found)
     key = plan_key(num_features, bucket_size, num_bucketed, weight_dtype)
     empty = PerspectivePlan(white, white, black, black_to_move, *key, kernels)
-    data = torch.ops.nnue._perspective_plan(white, black, black_to_move, num_features, *empty.layout)
+    # torch.compile of torch 2.10 cannot read properties of a NamedTuple.
+    data = torch.ops.nnue._perspective_plan(white, black, black_to_move, num_features, *layout_of(kernels, *key))
     return empty._replace(data=data)
 
 
@@ -335,10 +336,11 @@ class TransformerCall(NamedTuple):
         self, values: tuple[Tensor, Tensor] | None = None, deterministic: bool | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """The output and the PSQT output. The arguments are as for `perspective_transformer`, if it is not fused."""
+        weight, bias, psqt, leaf, _ = self.parameters
         if self.kernels != "torch":
-            saves = any(p is not None and p.requires_grad for p in self.parameters.leaves)
+            leaves = (weight if leaf is None else leaf, bias, psqt)  # as Parameters.leaves, for torch.compile of 2.10
+            saves = any(p is not None and p.requires_grad for p in leaves)
             return self.run(torch.ops.nnue, save=torch.is_grad_enabled() and saves)[:2]
-        weight, bias, psqt, *_ = self.parameters
         row_sums: reference.RowSums = reference.row_sums
         if capabilities.has_operators(weight.device):
             row_sums = functools.partial(ops.feature_transformer_forward, deterministic=deterministic)
@@ -389,12 +391,13 @@ class Description(NamedTuple):
         white, black, third, layout = ops.index_rows(rows[0]), ops.index_rows(rows[1]), rows[2], (0, 0, 0)
         if kernels != "torch":
             made_for = (num_features, *buckets, weight.dtype)
-            plan = plan_of(rows[0], plans, plan_key(*made_for))
+            key = plan_key(*made_for)
+            plan = plan_of(rows[0], plans, key)
             if plan is None:
                 plan = perspective_plan(white, black, third, *made_for)
             else:
-                plan.check(rows, plan.key)
-            third, layout, kernels = plan.data, plan.layout, plan.kernels
+                plan.check(rows, key)
+            third, layout, kernels = plan.data, layout_of(plan.kernels, *key), plan.kernels
             parameters = parameters._replace(bias=bias.float())
         batch = [white, black, third, *([] if psqt_bucket is None else [psqt_bucket])]
         rounds_down = self.rounds_down and kernels in capabilities.ON_GPU
