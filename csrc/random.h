@@ -11,8 +11,8 @@
 //                                                             most the largest number below b: see Interval
 //   normal        float32, float64   4, 2                     a + b z, z by Box and Muller: neighbours are the cosine
 //                                                             and the sine of the same two words, or four
-//   integers      int64, int32       4 or 2                   low <= value < high, without bias: see bounded; 4 if there
-//                                                             are at most 2^24 values
+//   integers      int64, int32       4 or 2                   low <= value < high, without bias: see bounded; 4 for at
+//                                                             most 2^24 values
 //   bernoulli     bool, uint8, float32, float64   2           1 with probability a (to 2^-53), else 0
 //
 // An output begins in quadruple block + offset / (numbers in a quadruple), a number of 64 bits that may wrap. CPU and

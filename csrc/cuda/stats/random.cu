@@ -58,8 +58,9 @@ void random_fill_op(const Tensor& out, int64_t distribution, int64_t seed, int64
     const unsigned most = static_cast<unsigned>(multiprocessors(current_device()) * kBlocksAtATime);
     random::dispatch(rule, out.scalar_type(), [&]<random::Distribution kind, int kEach, class T> {
         const int64_t quadruples = divide_up(out.numel() + rule.offset % kEach, kEach);
-        launch("random_fill", random_fill<kind, kEach, T>, std::min(thread_blocks_for(quadruples, kBlock * kAhead), most),
-               kBlock, 0, current_stream(out), mutable_data<T>(out), out.numel(), rule);
+        launch("random_fill", random_fill<kind, kEach, T>,
+               std::min(thread_blocks_for(quadruples, kBlock * kAhead), most), kBlock, 0, current_stream(out),
+               mutable_data<T>(out), out.numel(), rule);
     });
 }
 
