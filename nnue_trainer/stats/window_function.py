@@ -419,7 +419,8 @@ def _launch(where: str, name: str, library: Any, job: Any, x: Tensor, stream: in
 
 def _in_threads(body: Callable[[int, int], None], count: int, cost: int) -> None:
     """Calls body(begin, end) for parts of 0 … count, in as many threads as torch has: ctypes lets others run."""
-    threads = min(torch.get_num_threads(), max(count * cost >> 16, 1))
+    parts = count * cost >> 16
+    threads = 1 if parts <= 1 else min(torch.get_num_threads(), parts)
     if threads == 1:
         return body(0, count)
     from concurrent.futures import ThreadPoolExecutor
