@@ -71,7 +71,7 @@ def norms(x: Tensor, out: tuple[Tensor | None, Tensor | None, Tensor | None] | N
         RuntimeError: a tensor has another shape, dtype or device.
     """
     given, x = (None, None, None) if out is None else out, dense("norms: x", x)
-    made = Norms(*(torch.empty(x.shape[:-1], dtype=x.dtype, device=x.device) if t is None else t for t in given))
+    made = Norms(*(x.new_empty(x.shape[:-1]) if t is None else t for t in given))
     torch.ops.nnue.row_norms(x, *made)
     return made
 
@@ -86,7 +86,7 @@ def norm(x: Tensor, order: float = 2, out: Tensor | None = None) -> Tensor:
     orders = (1, 2, float("inf"))
     if order not in orders:
         raise ValueError(f"norm: order: found {order!r}, expected 1, 2 or inf")
-    to = torch.empty(dense("norm: x", x).shape[:-1], dtype=x.dtype, device=x.device) if out is None else out
+    to = dense("norm: x", x).new_empty(x.shape[:-1]) if out is None else out
     torch.ops.nnue.row_norms(x, *(to if order == o else None for o in orders))
     return to
 

@@ -176,7 +176,7 @@ class RowFunction:
         first = rows[0]
         given = [_rows_of(row, shape) for row in rows]
         if out is None:
-            made = torch.empty(shape, dtype=first.dtype, device=first.device)
+            made = first.new_empty(shape)
         else:
             made = out
             self._check_out(out, first, shape, given)
