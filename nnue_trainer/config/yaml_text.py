@@ -17,6 +17,7 @@ MAX_BYTES = 1 << 20
 """Largest size of a recipe in bytes."""
 MAX_NODES = 10_000
 """Largest number of keys and values in a recipe; an alias counts as everything that it stands for."""
+_DATA = frozenset({".binpack", ".bin", ".bullet", ".marlin", ".vf", ".plain", ".pgn", ".epd"})
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Any:
@@ -26,7 +27,7 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
 
 
 def _check_kind(path: Path) -> None:
-    """UserError for a run folder, a checkpoint or a net, which people pass where a recipe belongs."""
+    """UserError for a run folder, a checkpoint, a net or data, which people pass where a recipe belongs."""
     try:
         if path.is_dir():
             has = f"; the recipe of this run is {path / 'recipe.yaml'}" if (path / "recipe.yaml").is_file() else ""
@@ -41,6 +42,10 @@ def _check_kind(path: Path) -> None:
         )
     if path.suffix == ".nnue":
         raise UserError(f"{path}: found a net, expected a YAML file, such as a recipe")
+    if path.suffix in _DATA:
+        raise UserError(
+            f"{path}: found a data file, expected a YAML file, such as a recipe, whose data.train names data files"
+        )
 
 
 class _Loader(yaml.SafeLoader):

@@ -20,6 +20,7 @@ import re
 import secrets
 import shutil
 import stat
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -241,11 +242,13 @@ def check_output(path: StrPath) -> None:
 
 
 def free_space(folder: StrPath) -> int:
-    """Bytes that can be written to the disk of a folder, which need not exist yet."""
+    """Bytes that can be written to the disk of a folder, which need not exist yet. Without a limit for a file system
+    that reports no size, such as /proc."""
     folder = Path(folder).absolute()
     while not folder.exists():
         folder = folder.parent
-    return shutil.disk_usage(folder).free
+    found = shutil.disk_usage(folder)
+    return found.free if found.total else sys.maxsize
 
 
 def refused(path: StrPath, error: OSError) -> UserError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import re
@@ -30,6 +31,7 @@ MANIFEST = "run.json"
 _VERSION = 1
 _LEAST_ROOM = 1 << 16  # bytes: for the lock, the recipe, the list of files and the records of a run that starts
 _SECONDS_BETWEEN_LOOKS = 1.0  # at a full disk
+_MOST_TRIES = 1000  # to create a folder that other processes remove
 # The files of a run, for folders of earlier versions, which have no run.json.
 _USUAL_NAMES = re.compile(
     r"recipe\.yaml|metrics\.jsonl|checkpoints/(last|best|epoch-\d{4,}|stage-[A-Za-z0-9_-]+)\.safetensors|tensorboard/events\.out\.tfevents\..+"
@@ -309,13 +311,14 @@ class RunFolder:
 
     def _acquire(self) -> None:
         path = self.path / LOCK
-        while True:
+        for left in itertools.count(_MOST_TRIES, -1):
             try:
                 self._make_folder()
                 lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-            except FileNotFoundError:  # another process has just removed the folder, because it was empty
-                continue
             except OSError as error:
+                # Another process may have just removed the folder, because it was empty. In /proc it cannot be created.
+                if isinstance(error, FileNotFoundError) and left:
+                    continue
                 raise refused(self.path, error) from None
             try:
                 self._lock_file(lock)

@@ -233,6 +233,10 @@ def test_other_files_of_this_project_in_place_of_a_recipe(tmp_path):
     for name, message in (
         ("last.safetensors", "last.safetensors: found a checkpoint, .* `nnue train --resume RUN` continues it$"),
         ("net.nnue", "net.nnue: found a net, expected a YAML file"),
+        (
+            "train.binpack",
+            "train.binpack: found a data file, expected a YAML file, .* whose data.train names data files",
+        ),
         ("run", "run: found a folder, .*; the recipe of this run is .*run/recipe.yaml$"),
         (".", "found a folder, expected a YAML file, such as a recipe$"),
     ):

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,6 +28,17 @@ from nnue_trainer.training.checkpoints import CheckpointStore
 from nnue_trainer.training.run_folder import RunFolder, TakenOver
 
 # --- one owner
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs /proc")
+def test_a_file_system_without_a_size_is_not_full(capsys):
+    """In /proc, no folder can be created: the error is that its parent does not exist."""
+    begin = time.monotonic()
+    message = r"^/proc/x: cannot be written: No such file or directory$"
+    with pytest.raises(UserError, match=message), RunFolder(Path("/proc/x")):
+        pass
+    assert time.monotonic() - begin < 20
+    assert "full" not in capsys.readouterr().out
 
 
 @pytest.mark.slow
