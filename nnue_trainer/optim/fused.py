@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -92,8 +92,6 @@ class FusedRule(Rule):
 
     heeds_failed = True
     is_ours = True
-    guards: Sequence[FusedRule] = ()
-    """rules of other parameters whose gradients this rule checks, and takes into its norm, along with its own"""
 
     def __init__(
         self,
@@ -123,15 +121,14 @@ class FusedRule(Rule):
 
     def step(self) -> None:
         assert self.loss is not None
-        also = [each for rule in self.guards for each in rule.watched()] + self.apart()
-        self.fused.step(self.loss, [gradient for gradient, _ in also], [virtual for _, virtual in also])
+        self.fused.step(self.loss)
 
     def apart(self) -> list[tuple[Tensor, int]]:
         """Gradients of parameters that the common operators do not move, and the number of virtual rows of each."""
         return []
 
     def watched(self) -> list[tuple[Tensor, int]]:
-        """Gradients that a guard has to check, and the number of virtual rows of each."""
+        """All gradients of the rule, and the number of virtual rows of each."""
         own = zip(self.fused.pairs, self.fused.gradients(), strict=True)
         return [(each, part.virtual_rows) for (part, _), each in own if each.numel()] + self.apart()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
@@ -52,6 +52,8 @@ class FusedOptimizer:
     With a norm to clip to, all gradients are read."""
     norm_of: NormOf | None = None
     """None: this process has all gradients."""
+    watched: Sequence[Callable[[], Sequence[tuple[Tensor, int]]]] = ()
+    """what gives gradients of other optimisers, for the guard and the norm, as `step` takes them"""
     state: dict[str, Tensor] = field(init=False, default_factory=dict)
     """Moments by name: exp_avg/NAME, exp_avg_sq/NAME and the same of NAME.virtual; exp_avg_2/… is the second average
     of a rule that has two, z/NAME that of a schedule-free one, slow/NAME are the slow weights of lookahead."""
@@ -123,10 +125,10 @@ class FusedOptimizer:
         )
 
     @torch.no_grad()
-    def step(self, loss: Tensor, also: Sequence[Tensor] = (), shared: Sequence[int] = ()) -> None:
+    def step(self, loss: Tensor, also: Sequence[tuple[Tensor, int]] = ()) -> None:
         """One update from the gradients in place. `loss` is used only by the guard. A parameter without a gradient is
-        left out. `also`: other gradients for the guard and the norm; `shared`: the number of virtual rows of each (0:
-        none)."""
+        left out. `also`: other gradients for the guard and the norm, and the number of virtual rows of each (0: none).
+        """
         gradients = self.gradients()
         moved = [
             part.parameter for (part, _), own in zip(self.pairs, gradients, strict=True) if own is not self._nothing
@@ -139,12 +141,13 @@ class FusedOptimizer:
         if self.norm_of is not None and self._takes_norm:
             own = [(*pair, g) for pair, g in zip(self.pairs, gradients, strict=True) if g is not self._nothing]
             norm = self.norm_of(own, self._norm)
+        also = [*also, *(each for others in self.watched for each in others())]
         # Autograd must treat a graph that was made before the step as out of date.
         torch.autograd.graph.increment_version(moved)
         weights, moments, copies, kept = self._given
         fused_operators.namespace._optimizer_step(
-            weights, gradients, moments, copies, kept, rows, self.tensors, loss.detach(), self.lr, also, shared, norm,
-            self.handle,
+            weights, gradients, moments, copies, kept, rows, self.tensors, loss.detach(), self.lr,
+            [gradient for gradient, _ in also], [virtual for _, virtual in also], norm, self.handle,
         )  # fmt: skip
         for late in self._late:
             late.after_step()

@@ -150,10 +150,8 @@ class MuonRule(FusedRule):
             )
 
     def step(self) -> None:
-        # As in FusedRule, whose file a step then does not pass through.
         assert self.loss is not None
-        also = [each for rule in self.guards for each in rule.watched()] + self.apart()
-        self.fused.step(self.loss, [gradient for gradient, _ in also], [virtual for _, virtual in also])
+        self.fused.step(self.loss, self.apart())
         by_operator: list[_Matrix] = []
         for matrix in self._matrices:
             if matrix.weight.grad is None:

@@ -146,10 +146,11 @@ class PerGroup(Rule):
         self.late_rows = {name: rows for rule in rules for name, rows in rule.late_rows.items()}
         self._numbers = {name: number for number, rule in enumerate(rules) for name in rule.work.parameters}
         self._last_lr: float | None = None
-        if first := next(iter(fused_rules(self)), None):
-            first.guards = fused_rules(self)[1:]
+        if fused := fused_rules(self):
+            first, *others = fused
+            first.fused.watched = [rule.watched for rule in others]
             self.step_count = first.step_count
-            for rule in first.guards:
+            for rule in others:
                 # `failed` is set where this is not finite, before another rule reads it.
                 rule.fused.norm_of = lambda parts, norm: first.fused.numbers[fused_operators.NORM]
 
