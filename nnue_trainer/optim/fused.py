@@ -18,9 +18,8 @@ from torch import Tensor
 from nnue_trainer.errors import UserError
 from nnue_trainer.nets.base import WeightBound
 from nnue_trainer.ops.capabilities import Choice
-from nnue_trainer.optim.base import OptimizerConfig, Rule, Work, check_state
+from nnue_trainer.optim.base import Betas, OptimizerConfig, Rule, Settings, Work, check_state
 from nnue_trainer.optim.fused_optimizer import FusedOptimizer
-from nnue_trainer.optim.groups import Betas, Settings
 from nnue_trainer.optim.parts import NormOf, Part
 from nnue_trainer.optim.update_rule import UpdateRule
 from nnue_trainer.optim.virtual_rows import check_range

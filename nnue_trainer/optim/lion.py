@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from nnue_trainer.optim.base import OPTIMIZERS
+from nnue_trainer.optim.base import OPTIMIZERS, Betas
 from nnue_trainer.optim.fused import FusedConfig
-from nnue_trainer.optim.groups import Betas
 from nnue_trainer.optim.update_rule import UpdateRule
 from nnue_trainer.schema import section
 

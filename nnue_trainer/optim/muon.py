@@ -21,9 +21,8 @@ from nnue_trainer.ops import capabilities
 from nnue_trainer.ops.capabilities import Choice
 from nnue_trainer.optim import fused_operators
 from nnue_trainer.optim.adamw import AdamW
-from nnue_trainer.optim.base import OPTIMIZERS, Rule, Work, check_state
+from nnue_trainer.optim.base import OPTIMIZERS, Rule, Settings, Work, check_state
 from nnue_trainer.optim.fused import FusedConfig, FusedRule, limits
-from nnue_trainer.optim.groups import Settings
 from nnue_trainer.optim.lion import Lion
 from nnue_trainer.optim.parts import Columns
 from nnue_trainer.optim.radam import RAdam

@@ -15,10 +15,9 @@ from nnue_trainer.errors import UserError
 from nnue_trainer.modules import PerspectiveTransformer, StackedLinear
 from nnue_trainer.nets.base import NnueModel, WeightBound
 from nnue_trainer.optim import per_group
-from nnue_trainer.optim.base import Layer, OptimizerConfig, Rule, Work, check_state
+from nnue_trainer.optim.base import Layer, OptimizerConfig, Rule, Settings, Work, check_state
 from nnue_trainer.optim.bounds import Bounds
 from nnue_trainer.optim.clip import Clip
-from nnue_trainer.optim.groups import Settings
 from nnue_trainer.optim.guard import Guard
 from nnue_trainer.optim.parts import LARGEST_COPY, Columns, NormOf
 from nnue_trainer.optim.virtual_rows import SharedRows

@@ -19,9 +19,8 @@ from torch import Tensor
 from nnue_trainer.base.foreign import returned
 from nnue_trainer.errors import UserError
 from nnue_trainer.optim import fused_operators
-from nnue_trainer.optim.base import OptimizerConfig, Rule, Work
+from nnue_trainer.optim.base import Group, OptimizerConfig, Rule, Settings, Work
 from nnue_trainer.optim.fused import FusedConfig, FusedRule
-from nnue_trainer.optim.groups import Group, Settings
 from nnue_trainer.optim.parts import Columns, NormOf
 from nnue_trainer.optim.rehearsal import rehearse
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from nnue_trainer.base.defaults import torch_defaults
 from nnue_trainer.errors import UserError
-from nnue_trainer.optim.base import OPTIMIZERS, OptimizerConfig, Rule, Work
-from nnue_trainer.optim.groups import Settings
+from nnue_trainer.optim.base import OPTIMIZERS, OptimizerConfig, Rule, Settings, Work
 from nnue_trainer.optim.object_state import TEXT, Captured, from_tensor, restore, to_tensor, without
 from nnue_trainer.schema import section
 
