@@ -25,6 +25,8 @@ from nnue_trainer.training.checkpoint_paths import checkpoint_of
 _LONGEST_LINE = 1 << 20
 _MOST_RECORDS = 1 << 13  # of one kind, in memory: more than any plot shows
 _OWN_KEYS = ("event", "step", "time")
+PARTS = ("recipe.yaml", "metrics.jsonl", "checkpoints")
+"""A folder with any of these is the folder of a run."""
 
 
 @dataclass
@@ -127,16 +129,20 @@ class Run:
         return float(np.nansum(spent)) if np.isfinite(spent).any() else math.nan
 
 
+def folder_of(path: Path) -> Path:
+    """The folder of a run, which `path` or the path of one of its checkpoints names."""
+    path = Path(path)
+    return path.parent.parent if path.suffix == ".safetensors" and path.parent.name == "checkpoints" else path
+
+
 def read_run(path: Path) -> Run:
     """UserError if `path` is not a run folder."""
-    path = Path(path)
-    if path.suffix == ".safetensors" and path.parent.name == "checkpoints":
-        path = path.parent.parent
+    path = folder_of(path)
     if not path.is_dir():
         raise UserError(
             f"{path}: {'not a folder' if path.exists() else 'no such folder'}, expected the folder of a run"
         )
-    if not any((path / name).exists() for name in ("recipe.yaml", "metrics.jsonl", "checkpoints")):
+    if not any((path / name).exists() for name in PARTS):
         raise UserError(f"{path}: not the folder of a run: expected recipe.yaml, metrics.jsonl or checkpoints in it")
     run = Run(path)
     _read_checkpoint(run)

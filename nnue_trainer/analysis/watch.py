@@ -19,12 +19,12 @@ from urllib.parse import urlsplit
 
 from nnue_trainer.analysis.report import judge, number
 from nnue_trainer.analysis.report_plots import course_plots, loss_plots, match_plots, net_plots, net_words
-from nnue_trainer.analysis.runs import Run, read_run
+from nnue_trainer.analysis.runs import PARTS, Run, folder_of, read_run
 from nnue_trainer.base import system
 from nnue_trainer.base.progress import duration, positions, size
 from nnue_trainer.errors import UserError
 from nnue_trainer.files.pages.page import Page, Section, Table, render
-from nnue_trainer.training.run_folder import owner_of
+from nnue_trainer.training.run_folder import MANIFEST, owner_of
 
 _LAST_GAMES = 10
 _LONGEST_MATCH = 64 << 20
@@ -38,6 +38,19 @@ def state_of(run: Run) -> str:
     if owner is not None and (not here or system.is_running(owner[0])):
         return f"running, pid {owner[0]}" + ("" if here else f" on {owner[1]}")
     return "finished" if run.is_finished else "stopped"
+
+
+def may_begin(path: Path) -> bool:
+    """Whether the folder `path` is missing, empty or taken by a run that has not written the first file of the page."""
+    try:
+        names = [entry.name for entry in path.iterdir()]
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    if any(name in PARTS for name in names):
+        return False
+    return owner_of(path) is not None or all(name.startswith(".") or name == MANIFEST for name in names)
 
 
 def seconds_left(run: Run) -> float:
@@ -122,13 +135,18 @@ def _last_games(path: Path) -> tuple[Table | None, str]:
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the page of the run in `path` on 127.0.0.1. UserError if `path` is not a run, or the port is in use."""
+    """Serves the page of the run in `path` on 127.0.0.1, also if the run has not begun.
+
+    UserError if `path` is another file or a folder of other files, or if the port is in use.
+    """
 
     daemon_threads = True
     allow_reuse_address = True
 
     def __init__(self, path: Path, every: int, port: int = 0) -> None:
-        self.path = read_run(path).path
+        self.path = folder_of(path)
+        if not may_begin(self.path):
+            read_run(self.path)
         self.every = every
         self._making = threading.Lock()  # matplotlib is not made for several threads
         self._signature: object = None
@@ -150,7 +168,9 @@ class Server(ThreadingHTTPServer):
                 try:
                     page = build(self.path, self.every)
                 except UserError as error:
-                    page = Page(self.path.name, refresh=self.every, sections=[Section("Now", warnings=[str(error)])])
+                    facts = [("state", "waiting for the first file of the run")] if may_begin(self.path) else []
+                    now = Section("Now", facts=facts, warnings=[str(error)])
+                    page = Page(self.path.name, refresh=self.every, sections=[now])
                 self._text, self._signature = render(page).encode(), signature
             return self._text
 
@@ -165,7 +185,7 @@ class Server(ThreadingHTTPServer):
                 stats.append((found.st_mtime_ns, found.st_size))
             except OSError:
                 stats.append(None)
-        return stats, owner, owner is not None and system.is_running(owner[0])
+        return stats, self.path.is_dir(), owner, owner is not None and system.is_running(owner[0])
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -54,7 +54,7 @@ def report(
 
 
 def watch(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder; the run may be going or finished.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder; the run may begin later.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: a free one.")] = 0,
     every: Annotated[
         int, typer.Option(min=1, max=86_400, metavar="SECONDS", help="Seconds after which the page renews itself.")
@@ -66,11 +66,13 @@ def watch(
     The page renews itself until you end the command with Ctrl-C.
     """
     extras.require("matplotlib", "nnue watch")
-    from nnue_trainer.analysis.watch import Server
+    from nnue_trainer.analysis.watch import Server, may_begin
 
     plugins.load(plugin)
     with Server(run, every, port) as server, contextlib.suppress(KeyboardInterrupt):
         print(f"{server.url} shows {shown(run)} and renews itself every {every} s; Ctrl-C ends this", flush=True)
+        if may_begin(server.path):
+            print(f"{shown(run)}: waiting for the first file of a run in this folder", flush=True)
         server.serve_forever()
 
 

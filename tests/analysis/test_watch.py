@@ -128,14 +128,51 @@ def test_the_server(trained: Train, monkeypatch: pytest.MonkeyPatch) -> None:
         shutil.rmtree(folder)
         status, text = got(server)
         assert status == 200
+        assert "waiting for the first file of the run" in text
         assert "no such folder" in text
         assert '<meta http-equiv="refresh"' in text
     assert len(built) == 3
 
 
+def test_a_run_that_has_not_begun(trained: Train, tmp_path: Path) -> None:
+    """From a folder that does not exist to the first file; a run owns its folder before it writes that file."""
+    folder, finished = tmp_path / "later", trained()
+    with served(folder / "checkpoints" / "best.safetensors") as server:
+        assert "no such folder" in got(server)[1]
+        with RunFolder(folder) as run:
+            run.will_write(run.recipe)
+            text = got(server)[1]
+            assert "waiting for the first file of the run" in text
+            assert "not the folder of a run" in text
+            assert '<meta http-equiv="refresh"' in text
+            (folder / "notes.txt").touch()
+            assert watch.may_begin(folder)
+            shutil.copy(finished / "recipe.yaml", folder)
+            text = got(server)[1]
+            assert "waiting for" not in text
+            assert "later: 0%" in text
+
+
+@pytest.mark.slow
+def test_the_command_waits_for_a_run(tmp_path: Path, project_root: Path) -> None:
+    command = [sys.executable, "-m", "nnue_trainer", "watch", "runs/later"]
+    environment = os.environ | {"PYTHONPATH": str(project_root)}
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert " shows runs/later and renews itself" in process.stdout.readline()
+        assert process.stdout.readline() == "runs/later: waiting for the first file of a run in this folder\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert not any(tmp_path.iterdir())
+
+
 def test_bad_input_is_one_line(trained: Train, tmp_path: Path, nnue: Callable[..., tuple[int, str, str]]) -> None:
-    (tmp_path / "empty").mkdir()
-    for path, reason in ((tmp_path / "none", "no such folder"), (tmp_path / "empty", "not the folder of a run")):
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    (tmp_path / "file").touch()
+    for path, reason in ((tmp_path / "file", "not a folder"), (tmp_path / "runs", "not the folder of a run")):
         status, _, error = nnue("watch", path)
         assert (status, error.count("\n")) == (1, 1)
         assert reason in error
