@@ -17,6 +17,12 @@ $big"
 products=$(git ls-files -- '*.so' '*.o' '*.whl' '*.nnue' '*.pyc' '*.pt' '*.pkl' || true)
 [ -z "$products" ] || complain "build products:
 $products"
+# A compiler's a.out has no extension; every committed program is a script.
+programs=$(git ls-files -s | awk '$1 == 100755' | cut -f 2 | while read -r file; do
+    [ ! -e "$file" ] || head -c 2 "$file" | grep -q '^#!' || echo "$file"
+done)
+[ -z "$programs" ] || complain "executable files that are no scripts:
+$programs"
 # Behind `#pragma GCC target` these are not defined where a compiler gets preprocessed text, as from ccache.
 levels=$(git grep -nE '\b__(AVX[A-Z0-9_]*|BMI2?|FMA|SSE[0-9_]*)__\b' -- data_loader csrc ':!*kernels_x86.h' || true)
 [ -z "$levels" ] || complain "an instruction set taken from the compiler's macros (see pipeline/kernels_x86.h):
