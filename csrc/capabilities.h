@@ -37,7 +37,7 @@ namespace nnue::capabilities {
     X(many_unbucketed, "2^20 or more features lie outside king buckets")                                  \
     X(first_outputs, "the first layer after the transformer has more than 32 outputs")                    \
     X(inputs_16, "the number of inputs of the first layer after the transformer is not a multiple of 16") \
-    X(shared_memory, "the layers need more than 99 KB of shared memory (64 KB on 7.5)")                    \
+    X(shared_memory, "the layers need more than 99 KB of shared memory (64 KB on 7.5)")                   \
     X(many_layers, "there are more than 9 layers after the transformer, or more than 64 stacks")          \
     X(rounded_dtype, "layers that round take inputs in float32 and bfloat16 only")                        \
     X(output_dtype, "the dtype of the output is not float32, float16 or bfloat16")                        \

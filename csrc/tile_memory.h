@@ -11,7 +11,7 @@
 namespace nnue::layer_stacks {
 
 constexpr int kTileThreads = 256, kTileWarps = kTileThreads / 32;
-constexpr int kPitch = 68;  // floats per channel of a tile: 64 positions, and 4 that prevent bank conflicts
+constexpr int kPitch = 68;      // floats per channel of a tile: 64 positions, and 4 that prevent bank conflicts
 constexpr int kInputTile = 16;  // N must be a multiple of it
 
 // Bytes that every GPU of this capability, or later, gives a thread block.

@@ -155,7 +155,7 @@ template <class Source, int KO>
 constexpr int kWorkers = Source::template kTogether<KO>;
 // For how many of them there are registers. The 64 KB of 7.5 hold two only of the smallest.
 template <class Source, int KO>
-constexpr int kResident = ptx::kTuring && KO * sizeof(typename Source::Number) > 2 ? 1 : kWorkers<Source, KO>;
+constexpr int kResident = ptx::kTuring&& KO * sizeof(typename Source::Number) > 2 ? 1 : kWorkers<Source, KO>;
 
 // KO · 16 ≥ outputs.
 // long: its steps share operands, sums and pointers in registers, and copies run ahead of them.

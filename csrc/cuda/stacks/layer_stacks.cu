@@ -26,8 +26,8 @@ namespace {
 using Numbers = std::vector<double>;
 
 template <class T, bool kIsSmall>
-constexpr size_t kBackwardBytes =
-    std::max(sizeof(BackwardMemory<InputRows<T>, 1, kIsSmall>), sizeof(BackwardMemory<InputRows<T>, 2, kIsSmall>));
+constexpr size_t kBackwardBytes = std::max(sizeof(BackwardMemory<InputRows<T>, 1, kIsSmall>),
+                                           sizeof(BackwardMemory<InputRows<T>, 2, kIsSmall>));
 static_assert(std::max(kBackwardBytes<float, false>, kBackwardBytes<__half, false>) <= most_shared_bytes(80) &&
               std::max(kBackwardBytes<float, true>, kBackwardBytes<__half, true>) <= most_shared_bytes(75));
 
@@ -455,8 +455,8 @@ AllGradients gradients_of(const std::optional<Tensor>& x_in, const Tensor& order
                 const int workers = multiprocessors(x.get_device_index()) * kTogether;
                 segments = floats_like(x, {workers + a.slabs * all.layers.stacks, KO * 16, kSlab});
                 a.segments = mutable_data<float>(*segments);
-                const size_t bytes = code_for(x) < 80 ? sizeof(BackwardMemory<Source, KO, true>)
-                                                           : sizeof(BackwardMemory<Source, KO>);
+                const size_t bytes =
+                    code_for(x) < 80 ? sizeof(BackwardMemory<Source, KO, true>) : sizeof(BackwardMemory<Source, KO>);
                 launch_tiles("first_layer_backward", first_layer_backward<Source, KO>, workers,
                              SharedMemory{bytes, 0, kTogether}, current_stream(x), source, a);
                 if (!all.has_weight) all.add_segments(a, workers, KO * 16);
