@@ -43,9 +43,19 @@ def bounded(message: str) -> str:
     return re.sub(r"\S{400,}", cut, re.sub(r"'[^']{200,}'", cut, message))
 
 
+_LONGEST_REASON = 300
+
+
 def first_line(text: object) -> str:
-    """The first line that is not blank: the part of a library's message that names the cause."""
-    return next((line for line in str(text).splitlines() if line.strip()), "")
+    """The first line that is not blank: the part of a library's message that names the cause.
+
+    Of a long line only the first sentence: torch adds the names of all its backends.
+    """
+    line = next((line for line in str(text).splitlines() if line.strip()), "")
+    if len(line) <= _LONGEST_REASON:
+        return line
+    sentence = re.match(rf".{{20,{_LONGEST_REASON}}}?[.;](?= )", line)
+    return sentence[0] if sentence else f"{line[:_LONGEST_REASON]}…"
 
 
 class OutOfMemory(NamedTuple):
