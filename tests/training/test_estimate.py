@@ -23,6 +23,23 @@ def test_measured_steps_are_estimated_within_15_percent() -> None:
         assert found.seconds == pytest.approx(step.seconds, rel=0.15), step.recipe
 
 
+def test_the_guide_has_the_numbers_of_the_table(project_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They change with the presets and with the estimates."""
+    benchmark.table()
+    lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
+    rates = {name: dict(zip(lines[0][1:], values, strict=True)) for name, *values in lines if name in CARDS}
+    guide = " ".join((project_root / "docs" / "performance.md").read_text().split())
+    first, second, third = (rates[name]["sfnnv16"] for name in ("RTX 3060", "RTX 4090", "H100"))
+    assert (
+        f"SFNNv16 reaches {first} on an RTX 3060, {second} on an RTX 4090 and {third} on an H100, and needs "
+        f"{rates['H100']['sfnnv16 needs']}."
+    ) in guide
+    t4 = rates["T4"]
+    assert (
+        f"`simple` reaches {t4['simple']}, `buckets` {t4['buckets']}, SFNNv5 {t4['sfnnv5']}, SFNNv16 {t4['sfnnv16']}."
+    ) in guide
+
+
 def test_less_bandwidth_takes_longer() -> None:
     work = benchmark.work_for("sfnnv5", 16_384, 86)
     assert work is not None
