@@ -127,6 +127,7 @@ class MuonRule(FusedRule):
         size = self._size(rows, columns)
         rate = settings.rate * config.matrix_lr / config.lr
         decay = config.matrix_decay if settings.decay is None else settings.decay
+        decay = 0.0 if name in work.virtual else decay
         low, high = limits(work, name, 0, len(weight))
         choice = capabilities.matrix_step(capabilities.machine_of(weight.device), rows, columns)
         return _Matrix(name, weight, momentum, virtual, rate * size, decay / size, low, high, choice)

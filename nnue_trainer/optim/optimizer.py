@@ -99,6 +99,7 @@ class Optimizer:
         self._clipped_apart = {name for name, _ in apart}  # a bound may have another name than its parameter
         outer = bounds(() if "bounds" in replaces else limits)
         shared = shared_rows(parameters, {} if "virtual_rows" in replaces else factorised, outer)
+        matrices = frozenset(_matrices(model))
         work = Work(
             parameters=parameters | shared.parameters,
             lr=self.lr,
@@ -112,7 +113,7 @@ class Optimizer:
             positions=positions,
             copies=self._copies,
             settings=settings | {name: settings[of] for name, of in shared.owners.items() if of in settings},
-            matrices=frozenset(_matrices(model)),
+            matrices=matrices | {name for name, of in shared.owners.items() if of in matrices},
         )
         self.rule = per_group.make(config, work, rehearsed=not {"virtual_rows", "bounds"} & replaces)
         self._rule_takes_lr = type(self.rule).set_lr is not Rule.set_lr

@@ -12,6 +12,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from torch import Tensor
@@ -65,6 +66,11 @@ def make(config: OptimizerConfig, work: Work, *, rehearsed: bool) -> Rule:
         returned(each, "rule", rule, isinstance(rule, Rule), "a Rule")
         if rehearsed and not rule.is_ours:
             rehearse(each, own)
+        if rule.averages_weights and not work.virtual.isdisjoint(own.parameters):
+            raise UserError(
+                f"optimizer: found {each.kind!r} with virtual rows beside a rule that is not fused; its average would "
+                "lack them: set factoriser to false, or use fused rules only"
+            )
         made.append((each, rule))
     if len(configs(config)) == 1:
         return made[0][1]
@@ -94,7 +100,7 @@ def _divided(config: OptimizerConfig, work: Work) -> Iterator[tuple[OptimizerCon
             replace(
                 work,
                 parameters=own,
-                lr=work.lr.clone(),
+                lr=torch.full_like(work.lr, section.lr),
                 settings=settings,
                 factorised={name: ranges for name, ranges in work.factorised.items() if name in own},
                 bounds=tuple(bound for bound in work.bounds if any(bound.parameter is each for each in own.values())),
@@ -105,9 +111,8 @@ def _divided(config: OptimizerConfig, work: Work) -> Iterator[tuple[OptimizerCon
 
 def _completed(section: OptimizerConfig, config: OptimizerConfig) -> OptimizerConfig:
     """The section of a group's rule with what is the recipe's. UserError if it has values of its own there."""
-    defaults: dict[str, FieldInfo] = vars(type(section))["__pydantic_fields__"]
     for name in _AROUND:
-        default = defaults[name].get_default(call_default_factory=True)
+        default = _fields(section)[name].get_default(call_default_factory=True)
         if getattr(section, name) not in (default, getattr(config, name)):
             raise UserError(
                 f"optimizer.groups: the rule {section.kind!r} sets {name}, expected it in optimizer, where it holds "
@@ -116,9 +121,16 @@ def _completed(section: OptimizerConfig, config: OptimizerConfig) -> OptimizerCo
     return _valid(section, **{name: getattr(config, name) for name in _AROUND if name != "groups"})
 
 
+def _fields(section: OptimizerConfig) -> dict[str, FieldInfo]:
+    fields: dict[str, FieldInfo] = vars(type(section))["__pydantic_fields__"]
+    return fields
+
+
 def _valid(section: OptimizerConfig, **changed: Any) -> OptimizerConfig:
+    fields = _fields(section).items()
+    values = {field.alias or name: changed.get(name, getattr(section, name)) for name, field in fields}
     try:
-        found: OptimizerConfig = replace(section, **changed)
+        found = type(section)(**values)  # `dataclasses.replace` does not support aliases
     except ValidationError as error:
         detail = error.errors(include_url=False)[0]
         text = str(detail.get("ctx", {}).get("error", detail["msg"]))

@@ -81,7 +81,10 @@ def _load_optimizer(
         own = trainer.sharding.own(saved.tensors["optimizer"])
         trainer.optimizer.load_state_dict(own, good_steps=state.step, from_net=from_net)
     except ValueError as error:
-        raise UserError(f"{path}: optimizer {error}") from None
+        raise UserError(
+            f"{path}: optimizer {error}; expected the same optimizer and rules of groups as in that run; another one "
+            "begins from the weights alone: with training.initial_weights, or a stage with carry: weights"
+        ) from None
 
 
 def check_resumable(recipe: Mapping[str, Any], saved: Checkpoint, path: Path) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from pydantic import Field
 from test_optim import Net, inputs
 
-from nnue_trainer import nets
+from nnue_trainer import nets, schema
 from nnue_trainer.errors import UserError
 from nnue_trainer.optim import AdamW, Optimizer, OptimizerConfig
-from nnue_trainer.optim.base import OPTIMIZERS
+from nnue_trainer.optim.base import OPTIMIZERS, Group, Rule, Work
 from nnue_trainer.optim.per_group import PerGroup, by_value, replaces
 
 FUSED = ["adamw", "radam", "ranger", "ranger_lite", "lion", "schedule_free", "muon"]
@@ -72,6 +73,59 @@ def test_each_parameter_moves_as_under_its_rule_alone(kind: str, other: str) -> 
             assert torch.equal(tensor, main.state_dict()[name]), name
 
 
+def test_the_first_step_has_the_rate_of_the_rule() -> None:
+    """Also where nothing has set a rate."""
+    one, two = net(), net()
+    divided = Optimizer(one, section("adamw", groups=[{"match": "*", "rule": {"kind": "adamw", "lr": 2.0**-9}}]))
+    alone = Optimizer(two, section("adamw", lr=2.0**-9))
+    for model, optimizer in ((one, divided), (two, alone)):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step(torch.ones(()))
+    for name, tensor in one.state_dict().items():
+        assert torch.equal(tensor, two.state_dict()[name]), name
+
+
+def test_muon_trains_virtual_rows_of_matrices_beside_a_rule_of_torch() -> None:
+    def trained(config: OptimizerConfig) -> nets.NnueModel:
+        torch.manual_seed(5)
+        model = nets.build({"kind": "sfnnv16", "l1": 32})
+        train(model, Optimizer(model, config), 4)
+        return model
+
+    groups = [{"match": "*", "rule": {"kind": "muon", "lr": 2.0**-6}}]
+    one, two = trained(section("torch", name="SGD", groups=groups)), trained(section("muon"))
+    for name, tensor in one.state_dict().items():
+        torch.testing.assert_close(tensor, two.state_dict()[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kinds", [("torch", "schedule_free"), ("schedule_free", "torch")])
+def test_an_average_without_its_virtual_rows_is_refused(kinds: tuple[str, str]) -> None:
+    main, rule = ({"kind": kind} | ({"name": "SGD"} if kind == "torch" else {}) for kind in kinds)
+    config = section(**main, groups=[{"match": "head" if main["kind"] == "schedule_free" else "weight", "rule": rule}])
+    with pytest.raises(UserError, match="found 'schedule_free' with virtual rows beside a rule that is not fused"):
+        Optimizer(Net(), config)
+
+
+@schema.section
+class Aliased(AdamW):
+    """A section with a field of another name in recipes, and one whose default is made."""
+
+    kind: ClassVar[str] = "aliased"
+    lambda_: float = Field(default=0.5, alias="lambda")
+    numbers: list[int] = Field(default_factory=lambda: [1])
+
+    def rule(self, work: Work) -> Rule:
+        assert (self.lambda_, self.numbers) == (0.25, [1])
+        return super().rule(work)
+
+
+def test_a_section_with_an_alias_is_a_rule_of_a_group() -> None:
+    fields: dict[str, Any] = {"lambda": 0.25}
+    config = replace(section("adamw"), groups=[Group(match="head", rule=Aliased(**fields))])
+    assert isinstance(Optimizer(Net(), config).rule, PerGroup)
+
+
 @pytest.mark.parametrize("main", ["adamw", "muon", "schedule_free", "torch"])
 @pytest.mark.parametrize("other", ["ranger_lite", "muon", "schedule_free", "torch"])
 def test_a_stopped_and_resumed_training_is_the_same(main: str, other: str) -> None:
@@ -79,8 +133,9 @@ def test_a_stopped_and_resumed_training_is_the_same(main: str, other: str) -> No
         options = {"name": "SGD", "options": {"momentum": 0.5}}
         rule = {"kind": other} | (options if other == "torch" else {})
         groups = [{"match": "feature_transformer.*", "rule": rule}]
+        fields = (options if main == "torch" else {}) | {"factoriser": {main, other} != {"torch", "schedule_free"}}
         model = net()
-        return model, Optimizer(model, section(main, groups=groups, **(options if main == "torch" else {})), late=True)
+        return model, Optimizer(model, section(main, groups=groups, **fields), late=True)
 
     (first, one), (second, two) = make(), make()
     train(first, one, 4)
