@@ -263,7 +263,7 @@ def builds_cuda(nvcc: str | None) -> bool:
         raise SystemExit(f"FORCE_CUDA is {forced!r}, expected 0 or 1")
     if forced == "1" and nvcc is None:
         raise SystemExit("FORCE_CUDA=1, but no nvcc: put it on PATH or set CUDA_HOME to the CUDA toolkit")
-    if forced != "0" and names_only_old_gpus():
+    if forced != "0" and names_no_gpu_with_kernels():
         message = (
             f"NNUE_CUDA_ARCHS is {os.environ['NNUE_CUDA_ARCHS']!r}: kernels need a compute capability of 7.5 or later"
         )
@@ -274,10 +274,11 @@ def builds_cuda(nvcc: str | None) -> bool:
     return nvcc is not None if forced == "" else forced == "1"
 
 
-def names_only_old_gpus() -> bool:
-    """Whether NNUE_CUDA_ARCHS has only capabilities below 7.5, such as the 6.0 of a notebook's P100."""
-    archs = capabilities(os.environ.get("NNUE_CUDA_ARCHS", ""))
-    return bool(archs) and all(arch.isdigit() and int(arch) < OLDEST_GPU for arch in archs)
+def names_no_gpu_with_kernels() -> bool:
+    """Whether NNUE_CUDA_ARCHS is set, but to no capability from 7.5 on: empty in a notebook without a GPU, whose P100
+    has 6.0."""
+    text = os.environ.get("NNUE_CUDA_ARCHS")
+    return text is not None and all(arch.isdigit() and int(arch) < OLDEST_GPU for arch in capabilities(text))
 
 
 def capabilities(text: str) -> list[str]:

@@ -49,7 +49,7 @@ def _load(path: Path) -> str | None:
 # The CPU library's record of the CUDA library of the same build: NNUE_CUDA_BUILD in setup.py.
 _WHY_NO_CUDA = {
     "forced_off": "FORCE_CUDA=0 was set when this package was built",
-    "old_gpu": "NNUE_CUDA_ARCHS had only compute capabilities below 7.5, for which there are no kernels",
+    "old_gpu": "NNUE_CUDA_ARCHS had no compute capability of 7.5 or later, and others have no kernels",
     "no_nvcc": "nvcc was not found when this package was built; see FORCE_CUDA",
     "built": "it was built with this package, but the file is not here",
 }

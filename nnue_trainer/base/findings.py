@@ -95,7 +95,8 @@ def _torch_without_cuda(machine: Machine, info: Info) -> Finding | None:
         return None
     return Finding(
         f"there is an NVIDIA GPU, but torch {info['torch']} was built without CUDA",
-        "pip install --force-reinstall torch (not from torch's index for CPUs), then build again: make build",
+        "pip install --force-reinstall torch (not from torch's index for CPUs), then make build in a checkout, or "
+        "install a wheel that has the CUDA operators",
     )
 
 
@@ -142,7 +143,7 @@ def _old_gpu(machine: Machine, info: Info) -> Finding | None:
             return Finding(
                 f"{device['name']} has compute capability {major}.{minor}, and the CUDA operators were built for "
                 f"{lowest // 10}.{lowest % 10} and later",
-                f"NNUE_CUDA_ARCHS={capability} make build",
+                f"NNUE_CUDA_ARCHS={capability} make build in a checkout, or install a wheel that has {major}.{minor}",
             )
     return None
 
