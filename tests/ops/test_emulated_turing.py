@@ -3,7 +3,6 @@ products in place of tensor cores, 64 KB of shared memory. A second library has 
 
 from __future__ import annotations
 
-import copy
 import ctypes
 from pathlib import Path
 from typing import Any
@@ -11,19 +10,17 @@ from typing import Any
 import emulated_library
 import pytest
 import torch
-from fused_loss import on_gpu, step_of
+from fused_loss import on_gpu
 from needs import require
 from operator_fixtures import load_emulated
-from sample_models import assert_as_apart, make_model
 from test_emulated_kernels import make_case as make_transformer
-from test_fused_step import LOSS
+from test_fused_step import LAYERED, SFNNV5, SIMPLE, check_step
 from test_layer_stacks import LOSSES, NETS, check_loss, check_output, make_case, same_bits
 
 from nnue_trainer.modules import layer_stacks
-from nnue_trainer.modules.layer_stacks import LayerCall, LayerStacks
+from nnue_trainer.modules.layer_stacks import LayerStacks
 from nnue_trainer.ops import capabilities
 from nnue_trainer.ops.reference import StackLayer
-from nnue_trainer.optim import AdamW, Optimizer
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FAST = ("sfnnv5", "bf16"), ("sfnnv16", "fp32")
@@ -77,24 +74,9 @@ def test_transformer(library: ctypes.CDLL, emulator: ctypes.CDLL, seed: int) -> 
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize(
-    "net",
-    [
-        {"kind": "simple", "hidden": 48},
-        {"kind": "layered", "hidden": 48, "layers": [], "output_buckets": {"count": 8}, "psqt": True},
-        {"kind": "sfnnv5", "l1": 64},
-    ],
-    ids=["simple", "buckets", "sfnnv5"],
-)
+@pytest.mark.parametrize("net", [SIMPLE, LAYERED | {"psqt": True}, SFNNV5], ids=["simple", "buckets", "sfnnv5"])
 def test_step(turing: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, net: dict[str, Any]) -> None:
-    model, batch = make_model(net)
-    exact = copy.deepcopy(model).double()
-    step, _ = step_of(model, LOSS, 0.8, Optimizer(model, AdamW()))
-    found = step.gradients(step.prepare(batch))
-    monkeypatch.undo()
-    monkeypatch.setattr(LayerCall, "_kernels", lambda *_: "torch")
-    gradients: Any = [parameter.grad for parameter in model.parameters()]
-    assert_as_apart(exact, batch, LOSS, torch.tensor(0.8), found, gradients, tolerance=5e-6)
+    check_step(monkeypatch, net)
 
 
 def test_layers_of_more_than_64_kb(turing: ctypes.CDLL) -> None:

@@ -50,6 +50,22 @@ def make_step(model: Any, sharding: Unsharded | None = None, loss: Loss = LOSS) 
     return step_of(model, loss, 0.8, Optimizer(model, AdamW()), sharding)
 
 
+def check_step(monkeypatch: pytest.MonkeyPatch, net: dict[str, Any], of: Loss = LOSS) -> str:
+    """Loss and gradients of a fused step are those of forward and loss apart in float64. Returns what goes between the
+    layers and the transformer."""
+    model, batch = make_model(net)
+    exact = copy.deepcopy(model).double()
+    assert StepKind(of).why_not_fused(model, torch.device("cuda")) is None
+    step, stacks = make_step(model, loss=of)
+    loss = step.gradients(step.prepare(batch))
+    monkeypatch.undo()
+    monkeypatch.setattr(LayerCall, "_kernels", lambda *_: "torch")
+    gradients: Any = [parameter.grad for parameter in model.parameters()]
+    # Gradients of PSQT columns are sums that cancel.
+    assert_as_apart(exact, batch, of, torch.tensor(0.8), loss, gradients, tolerance=5e-6)
+    return stacks.between
+
+
 @pytest.mark.parametrize(
     ("net", "between", "of"),
     [
@@ -64,17 +80,7 @@ def make_step(model: Any, sharding: Unsharded | None = None, loss: Loss = LOSS) 
 def test_emulated_step(
     emulated_gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, net: dict[str, Any], between: str, of: Loss
 ) -> None:
-    model, batch = make_model(net)
-    exact = copy.deepcopy(model).double()
-    assert StepKind(of).why_not_fused(model, torch.device("cuda")) is None
-    step, stacks = make_step(model, loss=of)
-    assert stacks.between == between
-    loss = step.gradients(step.prepare(batch))
-    monkeypatch.undo()
-    monkeypatch.setattr(LayerCall, "_kernels", lambda *_: "torch")
-    gradients: Any = [parameter.grad for parameter in model.parameters()]
-    # Gradients of PSQT columns are sums that cancel.
-    assert_as_apart(exact, batch, of, torch.tensor(0.8), loss, gradients, tolerance=5e-6)
+    assert check_step(monkeypatch, net, of) == between
 
 
 def test_emulated_step_with_a_batch_of_another_forward_pass(emulated_gpu: ctypes.CDLL) -> None:
