@@ -1,8 +1,8 @@
 """Programs that a recipe names: the mark of the fields that name one, and the user's consent to run them.
 
-A field whose text starts a program, or reaches one as an argument or option, carries the mark `RUNS`:
-`command: Annotated[str, RUNS]`. A training refuses to begin while a marked field has a value that the user did not
-consent to. These are consent:
+A field whose text starts a program, reaches one as an argument or option, or is an account that gets the records,
+carries the mark `RUNS`: `command: Annotated[str, RUNS]`. A training refuses to begin while a marked field has a value
+that the user did not consent to. These are consent:
 
 - a recipe file that the command line names, or an override of such a field (`schema.validate` with `trusted`);
 - `nnue train --resume RUN --allow-commands` for what the checkpoint's recipe names (`allow`);
@@ -38,7 +38,8 @@ class _Runs:
 
 
 RUNS = _Runs()
-"""Mark of a field whose value starts a program, or reaches one as an argument or option."""
+"""Mark of a field whose value starts a program, reaches one as an argument or option, or is an account that gets the
+records."""
 
 
 def _allow_if_trusted(value: Any, info: core_schema.ValidationInfo) -> Any:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from nnue_trainer import schema
 from nnue_trainer.base import extras
+from nnue_trainer.base.programs import RUNS
 from nnue_trainer.callbacks.base import CALLBACKS, Callback, Run, Summary
 from nnue_trainer.errors import UserError, first_line
 from nnue_trainer.schema import section
@@ -20,8 +21,8 @@ class WeightsAndBiases(Callback):
 
     project: str | None = None
     """project on the server; null: WANDB_PROJECT, or else nnue"""
-    entity: str | None = None
-    """user or team; null: the default one of the account"""
+    entity: Annotated[str | None, RUNS] = None
+    """user or team that gets the records; null: the default one of the account"""
     name: str | None = None
     """name of the run; null: WANDB_NAME, or else the run folder's"""
     mode: Literal["online", "offline", "disabled"] | None = None

@@ -26,8 +26,9 @@ def require_consent(recipe: Recipe, origin: str = "recipe") -> None:
     refused = {key: value for key, value in named_programs(recipe).items() if not programs.is_allowed(value)}
     if refused:
         raise UserError(
-            f"{origin}: names programs to run: {'; '.join(program_lines(refused))}; pass --allow-commands to run them, "
-            "or the file of a recipe that names them (in Python: nnue_trainer.config.allow_programs)"
+            f"{origin}: names programs to run, or who gets its records: {'; '.join(program_lines(refused))}; pass "
+            "--allow-commands to allow it, or the file of a recipe that names them (in Python: "
+            "nnue_trainer.config.allow_programs)"
         )
 
 

@@ -25,6 +25,7 @@ from nnue_trainer.registry import Registry
 
 Poison = Callable[[dict[str, Any]], None]
 PROGRAM, CODE = "canary", "canary.py"
+REFUSED = "names programs to run, or who gets its records"
 SINGS = "from pathlib import Path\nPath({log!r}).open('a').write('x')\n"
 
 # Fields with text that no program gets, and why; every other one must be marked.
@@ -46,9 +47,8 @@ HARMLESS = {
     "WeightPenalty.parameters": "patterns of parameters",
     "Match.against": "net file; never an engine (players_of, only_nets)",
     "Match.openings": "file to read",
-    "WeightsAndBiases.project": "text for a server",
-    "WeightsAndBiases.entity": "text for a server",
-    "WeightsAndBiases.name": "text for a server",
+    "WeightsAndBiases.project": "text for the user's account",
+    "WeightsAndBiases.name": "text for the user's account",
     "Nnue.description": "text in a net",
     "RawTensor.tensor": "name of a tensor",
     "Raw.header_namespace": "identifier in a header",
@@ -102,6 +102,7 @@ def test_every_field_with_text_is_marked_or_known_to_reach_no_program():
     marked = {key for key, field in fields.items() if programs.is_marked(field)}
     assert fields.keys() - marked == HARMLESS.keys(), "a new field with text: mark it with RUNS, or add it to HARMLESS"
     assert marked >= {"RunCommand.command", "Match.engine", "Match.options", "DataStep.run", "TrainStep.options"}
+    assert "WeightsAndBiases.entity" in marked, "a stranger's account would get the records"
 
 
 def test_a_mark_inside_a_type_counts():
@@ -341,7 +342,7 @@ def test_consent(tmp_path, trained, canary, nnue, monkeypatch):
     done = nnue(*resume)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert "run: names programs to run: training.callbacks.0.command: './canary'; pass --allow-commands" in done.stderr
+    assert f"run: {REFUSED}: training.callbacks.0.command: './canary'; pass --allow-commands" in done.stderr
     assert not canary()
     done = nnue(*resume, "--allow-commands")
     assert done.returncode == 0
@@ -367,7 +368,7 @@ def test_in_python_code_consents_and_data_does_not(tmp_path, trained, canary, mo
     data["training"]["callbacks"] = [{"kind": "run", "command": str(tmp_path / PROGRAM), "at": "start"}]
     recipe = config.parse(data)
     for training in (lambda: train(recipe, tmp_path / "new"), lambda: seeds.train_seeds(recipe, tmp_path / "new")):
-        with pytest.raises(UserError, match=r"^recipe: names programs to run: training\.callbacks\.0\.command"):
+        with pytest.raises(UserError, match=rf"^recipe: {REFUSED}: training\.callbacks\.0\.command"):
             training()
     assert not (tmp_path / "new").exists()
     assert config.allow_programs(recipe) == [f"training.callbacks.0.command: '{tmp_path / PROGRAM}'"]
