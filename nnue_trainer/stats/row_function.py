@@ -13,117 +13,11 @@ import torch
 from torch import Tensor
 
 from nnue_trainer.files import compile_once
-from nnue_trainer.stats import _row_on_cuda, window_function
+from nnue_trainer.stats import window_function
 from nnue_trainer.stats._given import dense
 
 _WHAT = "row functions"
 _MOST = 8  # inputs
-
-_SOURCE = """\
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstring>
-#include <exception>
-#include <stdexcept>
-#ifdef __CUDACC__
-#define NNUE_HERE __host__ __device__ __forceinline__
-#else
-#define NNUE_HERE inline __attribute__((always_inline))
-#endif
-namespace {
-struct Job {
-    const void* in[8];
-    int64_t sizes[8], strides[8];
-    void *out, *space;
-    int64_t rows;
-    NNUE_HERE int64_t items() const { return rows; }
-};
-constexpr int kInputs = INPUTS;
-constexpr bool kHasSums = SUMS;
-// The sum of twice as many lanes: the upper half is added to the lower one until one is left.
-template <int width>
-NNUE_HERE double folded(const double* lanes) {
-    if constexpr (width == 0) {
-        return lanes[0];
-    } else {
-        double half[width];
-        for (int k = 0; k < width; ++k) half[k] = lanes[k] + lanes[k + width];
-        return folded<width / 2>(half);
-    }
-}
-// The sum of 16 lanes in the order of `folded`, which g++ would compute through memory.
-NNUE_HERE double folded_16(const double* lanes) {
-#ifdef __CUDACC__
-    return folded<8>(lanes);
-#else
-    typedef double Four __attribute__((vector_size(32)));
-    Four a, b;
-#ifdef __AVX512F__  // narrower vectors would make g++ compute all lanes in them
-    typedef double Eight __attribute__((vector_size(64)));
-    Eight c, d;
-    std::memcpy(&c, lanes, 64), std::memcpy(&d, lanes + 8, 64);
-    c += d;
-    std::memcpy(&a, &c, 32), std::memcpy(&b, reinterpret_cast<const char*>(&c) + 32, 32);
-#else
-    Four c, d;
-    std::memcpy(&a, lanes, 32), std::memcpy(&b, lanes + 4, 32);
-    std::memcpy(&c, lanes + 8, 32), std::memcpy(&d, lanes + 12, 32);
-    a += c, b += d;
-#endif
-    a += b;
-    return (a[0] + a[2]) + (a[1] + a[3]);
-#endif
-}
-// `sum` of a row that one thread computes.
-template <class Of>
-struct Sums {
-    // The sum of f(element), in lanes that a compiler turns into vectors; the same on every machine.
-    template <class F>
-    NNUE_HERE double sum(F f) const {
-        constexpr int kLanes = 16;
-        const Of& x = *static_cast<const Of*>(this);
-        const int64_t count = x.size();
-        double total = 0;
-        int64_t i = 0;
-        if (count >= kLanes) {
-            double lanes[kLanes] = {};
-            for (; i + kLanes <= count; i += kLanes) {
-                for (int k = 0; k < kLanes; ++k) lanes[k] += f(x[i + k]);
-            }
-            total = folded_16(lanes);
-        }
-        for (; i + 4 <= count; i += 4) {
-            double four[4];
-            for (int k = 0; k < 4; ++k) four[k] = f(x[i + k]);
-            total += folded<2>(four);
-        }
-        for (; i < count; ++i) total += f(x[i]);
-        return total;
-    }
-};
-template <class T>
-struct Row : Sums<Row<T>> {
-    const T* from;
-    int64_t count;
-    NNUE_HERE int64_t size() const { return count; }
-    NNUE_HERE double operator[](int64_t i) const { return static_cast<double>(from[i]); }
-};
-template <class R>
-NNUE_HERE double of_row(PARAMETERS) {
-#line 1
-BODY
-}
-#line 1 "row function"
-template <class T>
-NNUE_HERE void one(const Job& job, int64_t r) {
-    const auto row = [&](int k) {
-        return Row<T>{{}, static_cast<const T*>(job.in[k]) + r * job.strides[k], job.sizes[k]};
-    };
-    static_cast<T*>(job.out)[r] = static_cast<T>(of_row<Row<T>>(ARGUMENTS));
-}
-"""
 
 
 class _Job(ctypes.Structure):
@@ -245,8 +139,8 @@ class RowFunction:
     def _launch(self, library: Any, job: _Job, like: Tensor, stream: int | None) -> None:
         window_function._launch("row function", self.name, library, job, like, stream)
 
-    def _filled(self, source: str) -> str:
-        """A source with this function in it."""
+    def _filled(self, *names: str) -> str:
+        """Files of `sources/` with this function in them."""
         has_sums = re.search(r"\bsum\b", self.body) is not None
         texts = {
             "PARAMETERS": ", ".join(f"const R {name}" for name in self.inputs),
@@ -255,17 +149,18 @@ class RowFunction:
             "SUMS": "true" if has_sums else "false",
             "BODY": self.body,
         }
+        source = window_function.sources(*names)
         return re.sub(r"\b(PARAMETERS|ARGUMENTS|INPUTS|SUMS|BODY)\b", lambda found: texts[found[0]], source)
 
     @functools.cached_property
     def _on_cpu(self) -> Any:
         flags = [*window_function._CPU_FLAGS, "-fno-math-errno", "-fno-trapping-math", *_vector_flags()]
-        compiler, source = compile_once.find_compiler(_WHAT), self._filled(_SOURCE + window_function._CPU)
+        compiler, source = compile_once.find_compiler(_WHAT), self._filled("row_function.h", "on_cpu.h")
         return window_function._load(self.name, source, ".cpp", compiler, flags, "the CPU", _Job)
 
     @property
     def _cuda_source(self) -> str:
-        return self._filled(_SOURCE + _row_on_cuda.KERNELS + window_function._CUDA_EXPORTS)
+        return self._filled("row_function.h", "row_function.cuh", "on_cuda.cuh")
 
     @functools.cached_property
     def _on_cuda(self) -> Any:

@@ -7,13 +7,14 @@ import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nnue_trainer.files import compile_once
-from nnue_trainer.stats import _python_windows, _state_on_cuda
+from nnue_trainer.stats import _python_windows
 
 _WHAT = "window functions"
 
@@ -32,210 +33,16 @@ _CUDA_FLAGS = ["-std=c++20", "-O3", "-shared", "--expt-relaxed-constexpr", "-cud
 _CUDA_FLAGS += ["-fmad=false"]
 _CUDA_FLAGS += ["-Xcompiler=-fPIC,-fvisibility=hidden,-Werror=return-type"]
 
-_HEAD = """\
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstring>
-#include <exception>
-#include <limits>
-#include <vector>
-#ifdef __CUDACC__
-#define NNUE_HERE __host__ __device__
-#else
-#define NNUE_HERE
-#endif
-namespace {
-struct Job {
-    const void* x;
-    void *out, *space;
-    int64_t rows, n, first, length, min_periods, segment;
-    NNUE_HERE int64_t segments() const { return (n + segment - 1) / segment; }
-    NNUE_HERE int64_t items() const { return rows * segments(); }  // of which a thread takes one at a time
-};
-"""
-
-_SOURCE = (
-    _HEAD
-    + """\
-template <class T>
-struct Elements {
-    const T* from;
-    int64_t count;
-    NNUE_HERE int64_t size() const { return count; }
-    NNUE_HERE double operator[](int64_t i) const { return static_cast<double>(from[i]); }
-};
-template <class Window>
-NNUE_HERE double of_window(const Window w) {
-#line 1
-BODY
-}
-#line 1 "apply"
-template <class T>
-NNUE_HERE void one(const Job& job, int64_t index) {
-    const int64_t row = index / job.n, i = index % job.n;
-    const int64_t first = i + job.first, last = first + job.length;
-    const int64_t begin = first < 0 ? 0 : first > job.n ? job.n : first;
-    const int64_t end = last < begin ? begin : last > job.n ? job.n : last;
-    const Elements<T> w{static_cast<const T*>(job.x) + row * job.n + begin, end - begin};
-    int64_t found = 0;
-    for (int64_t j = 0; j < w.count && found < job.min_periods; ++j) found += w[j] - w[j] == 0;
-    static_cast<T*>(job.out)[index] =
-        static_cast<T>(found >= job.min_periods ? of_window(w) : std::numeric_limits<double>::quiet_NaN());
-}
-"""
-)
-
-_STATE = (
-    _HEAD
-    + """\
-struct Window {
-#line 1
-BODY
-};
-#line 1 "apply"
-template <class W>
-concept Merges = requires(W a, const W b) { a.merge(b); };
-template <class T>
-struct Reach {
-    const T* x;
-    int64_t n;
-    template <class W>
-    NNUE_HERE void add(W& to, int64_t& found, int64_t i) const {
-        if (!observed(i)) return;
-        to.add(static_cast<double>(x[i]));
-        ++found;
-    }
-    NNUE_HERE bool observed(int64_t i) const { return i >= 0 && i < n && x[i] - x[i] == 0; }
-};
-template <class T, class W>
-NNUE_HERE T number(W& window, int64_t found, int64_t least) {
-    return static_cast<T>(found >= least ? static_cast<double>(window.value())
-                                         : std::numeric_limits<double>::quiet_NaN());
-}
-template <class W>
-struct Part {
-    W window{};
-    int64_t found = 0;
-    // Appends what follows. The user's function gets states with observations only.
-    NNUE_HERE void append(const Part& next) {
-        if (next.found == 0) return;
-        if (found == 0) window = next.window;
-        else window.merge(next.window);
-        found += next.found;
-    }
-};
-"""
-)
-
-# A segment of a row is as many outputs, and begins with a new state. What its windows reach is added at the end and
-# removed at the beginning. With `merge`, nothing is removed: the segments are as long as a window. Those windows
-# consist of a suffix of the elements before a cut and a prefix of those behind it.
-_STATE_ON_CPU = """\
-template <class W, class T>
-void merged(const Job& job, const Reach<T>& reach, int64_t begin, int64_t end, T* out) {
-    std::vector<Part<W>> suffixes(static_cast<size_t>(end - begin));
-    const int64_t cut = begin + job.first + job.length;
-    Part<W> suffix, prefix;
-    for (int64_t i = cut - 1; i >= begin + job.first; --i) {
-        Part<W> one;
-        reach.add(one.window, one.found, i);
-        one.append(suffix);
-        suffix = one;
-        const int64_t at = i - begin - job.first;
-        if (at < end - begin) suffixes[static_cast<size_t>(at)] = suffix;
-    }
-    for (int64_t i = begin; i < end; ++i) {
-        Part<W> both = suffixes[static_cast<size_t>(i - begin)];
-        both.append(prefix);
-        out[i] = number<T>(both.window, both.found, job.min_periods);
-        reach.add(prefix.window, prefix.found, cut + i - begin);
-    }
-}
-template <class W, class T>
-void slid(const Job& job, const Reach<T>& reach, int64_t begin, int64_t end, T* out) {
-    W window{};
-    int64_t found = 0;
-    for (int64_t i = begin + job.first; i < begin + job.first + job.length; ++i) reach.add(window, found, i);
-    for (int64_t i = begin; i < end; ++i) {
-        out[i] = number<T>(window, found, job.min_periods);
-        const int64_t old = i + job.first;
-        reach.add(window, found, old + job.length);
-        if (!reach.observed(old)) continue;
-        window.remove(static_cast<double>(reach.x[old]));
-        if (--found == 0) window = W{};
-    }
-}
-template <class T>
-void one(const Job& job, int64_t index) {
-    const int64_t segments = job.segments(), row = index / segments;
-    const int64_t begin = index % segments * job.segment, end = std::min(begin + job.segment, job.n);
-    const Reach<T> reach{static_cast<const T*>(job.x) + row * job.n, job.n};
-    T* const out = static_cast<T*>(job.out) + row * job.n;
-    if constexpr (Merges<Window>) {
-        merged<Window>(job, reach, begin, end, out);
-    } else {
-        slid<Window>(job, reach, begin, end, out);
-    }
-}
-"""
-
-_CPU = """\
-template <class T>
-const char* all(const Job& job, int64_t begin, int64_t end) {
-    try {
-        for (int64_t i = begin; i < end; ++i) one<T>(job, i);
-        return nullptr;
-    } catch (const std::exception& error) {
-        static thread_local char text[256];
-        std::snprintf(text, sizeof text, "%s", error.what());
-        return text;
-    } catch (...) {
-        return "an exception of another type than std::exception";
-    }
-}
-}
-#define EXPORT extern "C" __attribute__((visibility("default")))
-// Null, or the error: no exception may leave a function that C calls.
-EXPORT const char* apply_float(const Job* job, int64_t begin, int64_t end) { return all<float>(*job, begin, end); }
-EXPORT const char* apply_double(const Job* job, int64_t begin, int64_t end) { return all<double>(*job, begin, end); }
-"""
-
-_CUDA = """\
-template <class T>
-__global__ void all(Job job) {
-    const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-    const int64_t items = job.items();
-    for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < items; i += step) {
-        one<T>(job, i);
-    }
-}
-int64_t bytes_of(const Job&) { return 0; }
-template <class T>
-void launch(const Job& job, cudaStream_t stream) {
-    const int64_t blocks = std::min<int64_t>((job.items() + 127) / 128, 1 << 30);
-    all<T><<<static_cast<unsigned>(blocks), 128, 0, stream>>>(job);
-}
-"""
-# The end of all three CUDA sources, that of row functions too. They have `bytes_of` and `launch`.
-_CUDA_EXPORTS = """\
-template <class T>
-const char* launched(const Job& job, void* stream) {
-    launch<T>(job, static_cast<cudaStream_t>(stream));
-    const cudaError_t error = cudaGetLastError();
-    return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
-}
-}
-#define EXPORT extern "C" __attribute__((visibility("default")))
-EXPORT const char* apply_float(const Job* job, void* stream) { return launched<float>(*job, stream); }
-EXPORT const char* apply_double(const Job* job, void* stream) { return launched<double>(*job, stream); }
-EXPORT int64_t bytes(const Job* job) { return bytes_of(*job); }
-"""
 _SEGMENTS_ON_CUDA = 15  # log2 of the segments of a long row
 
 # Functions that a GPU may call. Others of a struct have to be constexpr.
 _MEMBER = re.compile(r"\b(?!(?:return|else|case|throw|and|or|not)\b)([\w:]+[\s&*]+)(?=(?:add|remove|merge|value)\s*\()")
+
+
+def sources(*names: str) -> str:
+    """The text of these files in `sources/`, one after the other."""
+    folder = Path(__file__).with_name("sources")
+    return "".join((folder / name).read_text(encoding="utf-8") for name in names)
 
 
 class _Job(ctypes.Structure):
@@ -267,11 +74,13 @@ class WindowFunction:
 
     @functools.cached_property
     def _on_cpu(self) -> Any:
-        return _load_for_cpu(self.name, _SOURCE.replace("BODY", self.body))
+        source = sources("window_job.h", "window_function.h", "on_cpu.h")
+        return _load_for_cpu(self.name, source.replace("BODY", self.body))
 
     @property
     def _cuda_source(self) -> str:
-        return _SOURCE.replace("BODY", self.body) + _CUDA + _CUDA_EXPORTS
+        source = sources("window_job.h", "window_function.h", "window_function.cuh", "on_cuda.cuh")
+        return source.replace("BODY", self.body)
 
     @functools.cached_property
     def _on_cuda(self) -> Any:
@@ -307,12 +116,13 @@ class WindowState:
 
     @functools.cached_property
     def _on_cpu(self) -> Any:
-        return _load_for_cpu(self.name, _STATE.replace("BODY", self.members) + _STATE_ON_CPU)
+        source = sources("window_job.h", "window_state.h", "window_state_on_cpu.h", "on_cpu.h")
+        return _load_for_cpu(self.name, source.replace("BODY", self.members))
 
     @property
     def _cuda_source(self) -> str:
-        members = _MEMBER.sub(r"NNUE_HERE \1", self.members)
-        return _STATE.replace("BODY", members) + _state_on_cuda.KERNELS + _CUDA_EXPORTS
+        source = sources("window_job.h", "window_state.h", "window_state.cuh", "on_cuda.cuh")
+        return source.replace("BODY", _MEMBER.sub(r"NNUE_HERE \1", self.members))
 
     @functools.cached_property
     def _on_cuda(self) -> Any:
@@ -326,7 +136,7 @@ class WindowState:
 
 
 def _load_for_cpu(name: str, source: str) -> Any:
-    return _load(name, source + _CPU, ".cpp", compile_once.find_compiler(_WHAT), _CPU_FLAGS, "the CPU", _Job)
+    return _load(name, source, ".cpp", compile_once.find_compiler(_WHAT), _CPU_FLAGS, "the CPU", _Job)
 
 
 def _load_for_cuda(name: str, source: str, what: str, job: type[ctypes.Structure]) -> Any:

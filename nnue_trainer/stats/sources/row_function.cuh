@@ -1,11 +1,8 @@
-"""The CUDA kernels of `RowFunction`, which are compiled with the user's function.
+// Short rows are read together by a thread block, through shared memory, and a thread computes each. If the function
+// has sums, the threads of a warp, or of a block where there are few rows, or of several blocks where there are very
+// few, compute a longer row together: all of them run the function, and each adds its share of the elements of a sum.
+namespace {
 
-Short rows are read together by a thread block, through shared memory, and a thread computes each. If the function has
-sums, the threads of a warp, or of a block where there are few rows, or of several blocks where there are very few,
-compute a longer row together: all of them run the function, and each adds its share of the elements of a sum.
-"""
-
-KERNELS = r"""
 constexpr int kRowThreads = 128;
 constexpr int kTileBytes = 1 << 14;  // about what a thread block reads at a time
 constexpr int kLongestInTile = 256;  // bytes of all inputs of a row, and of those that rows share
@@ -13,9 +10,9 @@ constexpr int kTogether = 256;       // threads of a block that computes one row
 constexpr int kShortForTeam = 48;    // elements of a row, fewer than which one thread computes it
 constexpr int kLongForWarp = 4096;   // and more than which a block computes it, if there are few rows
 constexpr int kFewRows = 4096;
-constexpr int kSplitThreads = 512;        // of each of several blocks that compute one row
-constexpr int64_t kLeastOfBlock = 8192;   // elements of a row for each of them, at least
-constexpr int64_t kBlocksAtATime = 8;     // of a multiprocessor, about
+constexpr int kSplitThreads = 512;       // of each of several blocks that compute one row
+constexpr int64_t kLeastOfBlock = 8192;  // elements of a row for each of them, at least
+constexpr int64_t kBlocksAtATime = 8;    // of a multiprocessor, about
 constexpr int64_t kEnoughBlocks = 512;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
@@ -202,7 +199,9 @@ bool is_split(const Job& job) {
     return kHasSums && job.rows > 0 && longest_of(job) > kLongForWarp && split_of(job).blocks > 1;
 }
 // Of job.space, which is zero at the start.
-int64_t bytes_of(const Job& job) { return is_split(job) ? split_of(job).bytes(job.rows) : 0; }
+int64_t bytes_of(const Job& job) {
+    return is_split(job) ? split_of(job).bytes(job.rows) : 0;
+}
 
 // The tile, and its bytes, or 0 if the rows are too long for one.
 template <class T>
@@ -245,4 +244,4 @@ void launch(const Job& job, cudaStream_t stream) {
         rows_together<T, 32><<<blocks(kTogether / 32), kTogether, 0, stream>>>(job);
     }
 }
-"""
+}  // namespace

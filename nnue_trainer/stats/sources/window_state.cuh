@@ -1,12 +1,9 @@
-"""The CUDA kernels of `WindowState`, which are compiled with the user's struct.
+// Windows of few elements are added up by a thread each. With `remove`, a lane follows the windows of a segment of a
+// row, and a warp reads and writes a tile of its 32 segments together, through shared memory. With `merge`, a thread
+// block makes a tile of outputs: a window is a suffix of the elements before a cut, what lies between, and a prefix of
+// those behind it; suffixes and prefixes are scans over the threads.
+namespace {
 
-Windows of few elements are added up by a thread each. With `remove`, a lane follows the windows of a segment of a row,
-and a warp reads and writes a tile of its 32 segments together, through shared memory. With `merge`, a thread block
-makes a tile of outputs: a window is a suffix of the elements before a cut, what lies between, and a prefix of those
-behind it; suffixes and prefixes are scans over the threads.
-"""
-
-KERNELS = r"""
 constexpr int kDirect = 16;  // elements of a window that a thread adds up for itself
 constexpr unsigned kAllLanes = 0xffffffffu;
 
@@ -25,16 +22,16 @@ __global__ void __launch_bounds__(256) direct(const Job job) {
 
 // ---- remove ----
 
-constexpr int kSlideWarps = 2;   // of a thread block
-constexpr int kSlideBlocks = 4;  // of a multiprocessor; with more, float64 has too few registers
-constexpr int kSpan = 16;       // elements of a segment in a tile
+constexpr int kSlideWarps = 2;       // of a thread block
+constexpr int kSlideBlocks = 4;      // of a multiprocessor; with more, float64 has too few registers
+constexpr int kSpan = 16;            // elements of a segment in a tile
 constexpr int kAtOnce = 32 / kSpan;  // segments of which a warp reads elements with one instruction
 
 // The tiles of a warp: a row for each lane, of odd pitch against bank conflicts.
 template <class T>
 struct Tiles {
     T next[32][kSpan + 1], old[32][kSpan + 1];  // `old` has the outputs at the end
-    int64_t begins[32], rows[32];                       // of the segments and of their rows, in the whole tensor
+    int64_t begins[32], rows[32];               // of the segments and of their rows, in the whole tensor
 };
 
 // Reads this lane's part of a tile. The tile's row of a segment begins `offset` after the segment's first output, and
@@ -129,10 +126,10 @@ template <class W>
 constexpr int kMine = (std::clamp(224 / static_cast<int>(sizeof(Part<W>)), 1, 8) - 1) | 1;
 
 struct Tiling {
-    int threads, outputs;            // of a thread block
-    int segment;                     // the distance of cuts
-    int64_t tiles, groups;           // of a row: groups are as long as a tile, and are in the middle of windows
-    int64_t between, whole, rest;    // elements in the middle of a window: whole groups, and others
+    int threads, outputs;          // of a thread block
+    int segment;                   // the distance of cuts
+    int64_t tiles, groups;         // of a row: groups are as long as a tile, and are in the middle of windows
+    int64_t between, whole, rest;  // elements in the middle of a window: whole groups, and others
 };
 template <class W>
 __host__ __device__ Tiling tiling(const Job& job) {
@@ -201,6 +198,7 @@ __global__ void __launch_bounds__(kMostThreads<W>) sum_groups(const Job job, con
     }
 }
 
+// long: its phases share the states of the thread, which are in registers.
 template <class W, class T>
 __global__ void __launch_bounds__(kMostThreads<W>) merge_tiles(const Job job, const Tiling t) {
     constexpr int kOf = kMine<W>, kMost = kMostThreads<W> * kOf;
@@ -342,4 +340,4 @@ void launch(const Job& job, cudaStream_t stream) {
         slide<Window, T><<<blocks_for(job.items(), 32 * kSlideWarps), 32 * kSlideWarps, 0, stream>>>(job);
     }
 }
-"""
+}  // namespace
