@@ -30,6 +30,9 @@ __all__ = [
 PUSHED_PAWN, BLACK_KING_TO_MOVE = 12, 15
 CODES = np.array([*range(12), 0, 6, 7, 11], np.uint8)
 """2·type + colour by nibble; the colour of a pushed pawn follows from its square."""
+# Castling right → (square of the rook, its nibble, code of the rook).
+_CASTLING = {1: (7, 13, 6), 2: (0, 13, 6), 4: (63, 14, 7), 8: (56, 14, 7)}
+_BLOCK = 4096  # positions whose boards are made at a time: an index takes eight bytes for each square
 
 SPARE_PLACES = {1: [30], 3: [30, 31, 29]}
 """By the number of spare bytes, those of a record that hold them where training uses them (`spare.py`)."""
@@ -112,25 +115,14 @@ def black_to_move(records: Records) -> npt.NDArray[np.bool_]:
 
 def boards(records: Records) -> npt.NDArray[np.uint8]:
     """uint8 [n, 64], a1 = 0 … h8 = 63: 0 empty, else 1 + 2·type + colour (P N B R Q K = 0…5, white 0, black 1)."""
-    squares = np.zeros((len(records), 64), np.uint8)
+    squares = np.empty((len(records), 64), np.uint8)
+    pieces = np.array([0, *(1 + CODES)], np.uint8)
     for begin in range(0, len(records), _BLOCK):
-        _fill_boards(squares[begin : begin + _BLOCK], records[begin : begin + _BLOCK])
+        nibbles = _nibbles_by_square(records[begin : begin + _BLOCK])
+        # The rank of a pushed pawn gives its colour: black's stand on the fifth.
+        is_black = (nibbles == 1 + PUSHED_PAWN) & (np.arange(64) >= 32)
+        squares[begin : begin + _BLOCK] = pieces[nibbles] + is_black
     return squares
-
-
-_BLOCK = 4096  # positions whose boards are made at a time: an index takes eight bytes for each piece
-
-
-def _fill_boards(squares: npt.NDArray[np.uint8], records: Records) -> None:
-    occupied = np.unpackbits(records[:, 7::-1], axis=1, bitorder="little").astype(bool)
-    nibbles = np.stack([records[:, 8:24] & 15, records[:, 8:24] >> 4], axis=2).reshape(len(records), 32)
-    present = np.arange(32) < piece_counts(records)[:, None]
-    found = nibbles[present]
-    squares[occupied] = 1 + CODES[found]
-    # The rank of a pushed pawn gives its colour: black's stand on the fifth.
-    row, square = np.nonzero(occupied)
-    pushed = found == PUSHED_PAWN
-    squares[row[pushed], square[pushed]] = 1 + (square[pushed] >= 32)
 
 
 def castling_rights(records: Records) -> npt.NDArray[np.uint8]:
@@ -148,22 +140,24 @@ def castling_rights(records: Records) -> npt.NDArray[np.uint8]:
 
 def ep_squares(records: Records) -> npt.NDArray[np.uint8]:
     """uint8 [n]: the en-passant square, 64 for none."""
-    pushed = _nibbles_by_square(records) == 1 + _PUSHED
+    pushed = _nibbles_by_square(records) == 1 + PUSHED_PAWN
     square = np.where(pushed.any(axis=1), pushed.argmax(axis=1) ^ 8, 64)
     return square.astype(np.uint8)
 
 
-# Nibbles of a record beyond the twelve pieces. Castling right → (square of the rook, nibble, code of the rook).
-_PUSHED, _BLACK_TO_MOVE = 12, 15
-_CASTLING = {1: (7, 13, 6), 2: (0, 13, 6), 4: (63, 14, 7), 8: (56, 14, 7)}
+def in_order(records: Records) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.uint8]]:
+    """bool [n, 64]: which squares are occupied; and uint8 [n, 32]: the nibbles of the pieces by ascending square, then
+    anything."""
+    occupied = np.unpackbits(records[:, 7::-1], axis=1, bitorder="little").view(bool)
+    nibbles = np.stack([records[:, 8:24] & 15, records[:, 8:24] >> 4], axis=2).reshape(len(records), 32)
+    return occupied, nibbles
 
 
 def _nibbles_by_square(records: Records) -> npt.NDArray[np.uint8]:
     """uint8 [n, 64]: 0 for an empty square, else 1 + nibble."""
-    occupied = np.unpackbits(records[:, 7::-1], axis=1, bitorder="little").astype(bool)
-    nibbles = np.stack([records[:, 8:24] & 15, records[:, 8:24] >> 4], axis=2).reshape(len(records), 32)
+    occupied, nibbles = in_order(records)
     squares = np.zeros((len(records), 64), np.uint8)
-    squares[occupied] = 1 + nibbles[np.arange(32) < piece_counts(records)[:, None]]
+    squares[occupied] = 1 + nibbles[np.arange(32) < occupied.sum(axis=1)[:, None]]
     return squares
 
 
@@ -206,8 +200,8 @@ def pack(
     pushed = (ep ^ 8) & 63  # where the pawn stands; it belongs to the side that is not to move
     has_ep = ep != 64
     fits &= ~has_ep | ((ep < 64) & (squares[np.arange(count), pushed] == np.where(black, 1, 2)))
-    nibbles[has_ep, pushed[has_ep]] = _PUSHED
-    nibbles[(nibbles == 11) & black[:, None]] = _BLACK_TO_MOVE
+    nibbles[has_ep, pushed[has_ep]] = PUSHED_PAWN
+    nibbles[(nibbles == 11) & black[:, None]] = BLACK_KING_TO_MOVE
 
     records = np.zeros((count, 32), np.uint8)
     occupied = (squares > 0) & fits[:, None]

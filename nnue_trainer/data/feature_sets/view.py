@@ -86,11 +86,10 @@ class _Pieces:
     """The part that both perspectives share: pieces by ascending square, as 2·type + colour."""
 
     def __init__(self, records: npt.NDArray[np.uint8]) -> None:
-        occupied = np.unpackbits(records[:, 7::-1], axis=1, bitorder="little").view(bool)
+        occupied, nibbles = fields.in_order(records)
         self.count: npt.NDArray[np.int32] = occupied.sum(axis=1, dtype=np.int32)
         self.present: npt.NDArray[np.bool_] = np.arange(MAX_PIECES) < self.count[:, None]
         square = np.nonzero(occupied)[1]
-        nibbles = np.stack([records[:, 8:24] & 15, records[:, 8:24] >> 4], axis=2).reshape(len(records), MAX_PIECES)
         nibble = nibbles[self.present]
         code = fields.CODES[nibble]
         code += (nibble == fields.PUSHED_PAWN) & (square >= 32)  # pushed pawns on the fifth rank are black's
