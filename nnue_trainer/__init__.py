@@ -3,7 +3,6 @@
 `__all__`, and that of the modules in it, is the public interface (docs/api.md); the rest may change with any version.
 """
 
-import importlib as _importlib
 import os as _os
 
 if _os.name == "nt":
@@ -11,6 +10,7 @@ if _os.name == "nt":
 
 from nnue_trainer.base import _first_look
 from nnue_trainer.base import distribution as _distribution
+from nnue_trainer.base import lazy as _lazy
 
 # Importing typing, pathlib and others would take most of this import's time; type checkers take this name for True.
 TYPE_CHECKING = False
@@ -81,13 +81,7 @@ _HOME = {
     "StackedLinear": "modules",
     "UserError": "errors",
 }
-
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module 'nnue_trainer' has no attribute {name!r}")
-    module = _importlib.import_module(f"nnue_trainer.{_HOME.get(name, name)}")
-    return getattr(module, name) if name in _HOME else module
+__getattr__ = _lazy.attributes(__name__, _HOME, __all__)
 
 
 def _beside(name: str) -> str:

@@ -3,10 +3,10 @@
 Positions are 32-byte records, uint8 [n, 32], byte for byte the stem of a binpack chain (docs/binpack.md).
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nnue_trainer._data import Game, fens_from_records, records_from_fens
+from nnue_trainer.base import lazy
 from nnue_trainer.data import feature_sets, fields, filters, formats
 from nnue_trainer.data.files import PositionReader, PositionWriter
 from nnue_trainer.data.filters import Filters
@@ -55,9 +55,4 @@ _LAZY = (
     | dict.fromkeys(("Loader", "LoaderOptions", "RecordLoader", "merge_states"), "loader")
     | dict.fromkeys(("FeaturePart", "FeatureSet", "expand", "feature_set", "piece_square_set"), "features")
 )
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'nnue_trainer.data' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"nnue_trainer.data.{_LAZY[name]}"), name)
+__getattr__ = lazy.attributes(__name__, _LAZY)

@@ -1,7 +1,8 @@
 """Matches between nets and engines: players, games, statistics and results, as `nnue match` uses them."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from nnue_trainer.base import lazy
 
 if TYPE_CHECKING:
     from nnue_trainer.match import statistics
@@ -37,10 +38,4 @@ __all__ = [
     "summary",
 ]
 
-
-def __getattr__(name: str) -> Any:  # at first use: `nnue --help` needs none of them
-    if name == "statistics":
-        return importlib.import_module("nnue_trainer.match.statistics")
-    if name not in _HOME:
-        raise AttributeError(f"module 'nnue_trainer.match' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"nnue_trainer.match.{_HOME[name]}"), name)
+__getattr__ = lazy.attributes(__name__, _HOME, ("statistics",))

@@ -4,13 +4,8 @@ Nothing here depends on a net. A net (nnue_trainer/nets/) lists the layouts that
 `writer` use them.
 """
 
-import importlib
-from typing import Any
+from nnue_trainer.base import lazy
 
 __all__ = ["formats"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'nnue_trainer.nnue_file' has no attribute {name!r}")
-    return importlib.import_module(f"nnue_trainer.nnue_file.{name}")
+__getattr__ = lazy.attributes(__name__, {}, __all__)

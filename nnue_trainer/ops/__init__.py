@@ -11,9 +11,9 @@ While a CUDA graph is captured, the check is "async".
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from nnue_trainer.base import lazy
 from nnue_trainer.ops._expand_features import Expanded, expand_features, expand_features_into, feature_set_handle
 from nnue_trainer.ops._feature_transformer import feature_transformer_backward, feature_transformer_forward, index_rows
 from nnue_trainer.ops._index_check import IndexCheck as IndexCheck
@@ -37,8 +37,5 @@ __all__ = [
     "set_index_check",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in ("expand", "functional", "perspectives"):  # public, and they import this module
-        return importlib.import_module(f"nnue_trainer.ops.{name}")
-    raise AttributeError(f"module 'nnue_trainer.ops' has no attribute {name!r}")
+# These import this module.
+__getattr__ = lazy.attributes(__name__, {}, ("expand", "functional", "perspectives"))

@@ -5,8 +5,9 @@ arrays and pandas objects; `random` has numbers that are a function of (seed, st
 transposition and norms of rows.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from nnue_trainer.base import lazy
 
 if TYPE_CHECKING:
     from nnue_trainer.stats import graph, matrix, random
@@ -25,10 +26,4 @@ _HOME = {
     "WindowFunction": "window_function",
     "WindowState": "window_function",
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'nnue_trainer.stats' has no attribute {name!r}")
-    module = importlib.import_module(f"nnue_trainer.stats.{_HOME.get(name, name)}")
-    return getattr(module, name) if name in _HOME else module
+__getattr__ = lazy.attributes(__name__, _HOME, ("graph", "matrix", "random"))

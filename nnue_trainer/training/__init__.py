@@ -1,6 +1,8 @@
 """The training of one net from a recipe. Callbacks get a `Run`."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from nnue_trainer.base import lazy
 
 if TYPE_CHECKING:
     from nnue_trainer.callbacks.base import Run, Summary
@@ -8,11 +10,5 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "Summary", "train"]
 
-
-def __getattr__(name: str) -> Any:  # at first use: the modules of this package import each other
-    if name not in __all__:
-        raise AttributeError(f"module 'nnue_trainer.training' has no attribute {name!r}")
-    from nnue_trainer.callbacks import base
-    from nnue_trainer.training import run
-
-    return getattr(run if name == "train" else base, name)
+# At first use: the modules of this package import each other.
+__getattr__ = lazy.attributes(__name__, {"Run": ".callbacks.base", "Summary": ".callbacks.base", "train": "run"})
