@@ -290,53 +290,40 @@ def unpack(
     which can be read in any order; it disappears with the object. `poll` is called per MiB; what it raises ends the
     unpacking. UserError, naming `path`, for a file that is not sound and a full disk. `skip_bad`: of a file that is
     corrupt or cut off, what comes before that, with a warning; UserError if nothing does."""
-    where = folder or Path(tempfile.gettempdir())
-    block = memoryview(bytearray(_UNPACK_BLOCK))
-    try:
-        out = cast(BinaryIO, tempfile.TemporaryFile(dir=where, buffering=0))  # noqa: SIM115
-    except OSError as error:
-        raise _no_room(path, kind, where, error) from None
-    try:
-        source = UntilBroken(decompress(path, kind, file))
+    source = UntilBroken(decompress(path, kind, file))
+
+    def fill(out: BinaryIO) -> None:
+        block = memoryview(bytearray(_UNPACK_BLOCK))
         while count := source.readinto(block):
-            try:
-                written = 0
-                while written < count:
-                    written += out.write(block[written:count])
-            except OSError as error:
-                raise _no_room(path, kind, where, error) from None
+            written = 0
+            while written < count:
+                written += out.write(block[written:count])
             if poll:
                 poll()
         if source.error and not (skip_bad and out.tell()):
             raise UserError(source.error)
-    except BaseException:
-        out.close()
-        raise
+
+    out = unnamed_file(path, folder, fill, "unpacked")
     if source.error:
         _log.warning("%s; the %s bytes before it are read", source.error, f"{out.tell():,}")
     return out
 
 
-def _no_room(path: Path, kind: str, folder: Path, error: OSError) -> UserError:
-    return UserError(
-        f"{path}: cannot be unpacked into {folder}: {error.strerror}; set TMPDIR to a folder with room, "
-        f"or unpack it once: `nnue data convert {path} OUT.binpack`"
-    )
-
-
-def unnamed_file(path: Path, folder: Path | None, fill: Callable[[BinaryIO], None]) -> BinaryIO:
+def unnamed_file(path: Path, folder: Path | None, fill: Callable[[BinaryIO], None], what: str = "copied") -> BinaryIO:
     """A file without a name in `folder` (None: the system's), written by `fill`; it disappears when it is closed.
-    UserError, naming `path`, for a folder that cannot be written to; what `fill` raises passes through."""
+    UserError, naming `path`, for a folder that cannot be written to and a full disk; other errors of `fill` pass
+    through."""
     where = folder or Path(tempfile.gettempdir())
     try:
         out = cast(BinaryIO, tempfile.TemporaryFile(dir=where, buffering=0))  # noqa: SIM115
+        try:
+            fill(out)
+        except BaseException:
+            out.close()
+            raise
+        return out
     except OSError as error:
+        once = f", or unpack it once: `nnue data convert {path} OUT.binpack`" if what == "unpacked" else ""
         raise UserError(
-            f"{path}: cannot be copied into {where}: {error.strerror}; set TMPDIR to a folder with room"
+            f"{path}: cannot be {what} into {where}: {error.strerror}; set TMPDIR to a folder with room{once}"
         ) from None
-    try:
-        fill(out)
-    except BaseException:
-        out.close()
-        raise
-    return out

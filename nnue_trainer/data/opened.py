@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from nnue_trainer import _data
 from nnue_trainer.base import system
+from nnue_trainer.base.arrays import Records
 from nnue_trainer.data.chunk_index import Source, open_source, open_sources
-from nnue_trainer.data.compression import compression_of, unnamed_file, unpack
-from nnue_trainer.data.files import StrPath, compression_of_file
-from nnue_trainer.data.formats.base import HEAD, DataFormat, Layout, claiming
-from nnue_trainer.data.formats.built_in import BuiltIn
+from nnue_trainer.data.compression import ByteReader, compression_of, unnamed_file, unpack
+from nnue_trainer.data.files import BLOCK, StrPath, compression_of_file
+from nnue_trainer.data.formats.base import HEAD, DataFormat, claiming
+from nnue_trainer.data.formats.built_in import BuiltIn, open_native
 from nnue_trainer.data.reading import DEFAULT_PAWN, FORMATS_IN_PAWNS, Reading
-from nnue_trainer.data.spare import open_chunks as with_spare
+from nnue_trainer.data.spare import embedded, width_of
 from nnue_trainer.errors import UserError
 
 _SAMPLE = 4096  # bytes that show how a file is compressed
 _LARGE = 1 << 28  # bytes of a compressed file: unpacking a larger one takes so long that it is announced
 _log = logging.getLogger(__name__)
+
+Layout = tuple[str, bytes] | None
+"""the format and the places of the chunks, where they are known"""
 
 
 class Identity(NamedTuple):
@@ -205,28 +209,26 @@ class OpenedFile:
         poll: Callable[[], None] | None,
     ) -> _data.DataFile:
         format = self._claiming(formats, file, layout)
+        compiled = format is None or isinstance(format, BuiltIn)
+        if self.spare and not compiled:
+            raise UserError(
+                f"{self.path}: a data format in Python has no spare bytes, which a filter, the loss or the weight "
+                "of positions uses; convert the file (nnue data convert)"
+            )
         reading = self.reading = format.reading if isinstance(format, BuiltIn) else Reading()
-
-        def into(fill: Callable[[BinaryIO], None]) -> BinaryIO:
-            return unnamed_file(self.path, temporary, fill)
-
-        if self.spare:
-            if format is not None and not isinstance(format, BuiltIn):
-                raise UserError(
-                    f"{self.path}: a data format in Python has no spare bytes, which a filter, the loss or the weight "
-                    "of positions uses; convert the file (nnue data convert)"
-                )
-            chunks, self.spare = with_spare(self.path, file, skip_bad, into, poll, reading)
+        self.format_identity = None if format is None else format.identity
+        if self.spare or not compiled:
             self._copied = True
-            self.format_identity = {"spare": self.spare} | ((format and format.identity) or {})
-            return chunks
-        if format is None:
-            chunks = _data.DataFile(file, skip_bad, poll, layout=layout)
+            with unnamed_file(
+                self.path, temporary, lambda out: self._rewrite(file, format, skip_bad, out, poll)
+            ) as out:
+                chunks = _data.DataFile(_data.InputFile(os.fsencode(self._name), out.fileno()), False, poll)
         else:
-            self._copied = not isinstance(format, BuiltIn)
-            self.format_identity = format.identity
-            chunks = format.open_chunks(self.path, file, skip_bad, into, poll, layout)
-        if chunks.format in FORMATS_IN_PAWNS and reading.pawn is None:
+            changes = (format and reading.changes(self.path, format.kind)) or _data.ScoreChanges()
+            chunks = _data.DataFile(file, skip_bad, poll, reading.settings, changes, layout)
+        if self.spare:
+            self.format_identity = {"spare": self.spare} | (self.format_identity or {})
+        elif chunks.format in FORMATS_IN_PAWNS and reading.pawn is None:
             _log.warning(
                 "%s: evaluations are converted with %g internal units per pawn, the default; data.formats: [{kind: %s, "
                 "pawn: N}] sets it",
@@ -235,6 +237,35 @@ class OpenedFile:
                 chunks.format,
             )
         return chunks
+
+    def _rewrite(
+        self,
+        file: _data.InputFile,
+        format: DataFormat | None,
+        skip_bad: bool,
+        out: BinaryIO,
+        poll: Callable[[], None] | None,
+    ) -> None:
+        """Reads all positions and writes them to `out`, 34 bytes each, with their spare bytes if these are used."""
+        with _stream(file) as stream:
+            source = cast(ByteReader, stream)
+            if self.spare:
+                reader: Any = open_native(self.path, source, skip_bad, settings=self.reading.settings)
+                blocks = embedded(reader, self.path, self.reading)
+            else:
+                assert format is not None
+                reader = format.open_reader(self.path, source, skip_bad)
+                blocks = _blocks(reader)
+            writer = _data.PositionWriter(os.fsencode(self._name), out.fileno(), "binpack", False)
+            for records in blocks:
+                writer.write(records)
+                if poll:
+                    poll()
+            writer.finish()
+            if self.spare:
+                self.spare = width_of(reader.format) if writer.positions else 0
+            if reader.skipped:
+                _log.warning("%s; left out, with %d more", reader.first_skipped, reader.skipped - 1)
 
     def _claiming(self, formats: Sequence[DataFormat], file: _data.InputFile, layout: Layout) -> DataFormat | None:
         if layout is not None and all(isinstance(format, BuiltIn) for format in formats):
@@ -285,6 +316,11 @@ def _compression(path: Path, file: _data.InputFile) -> str | None:
         return None
     with _stream(file) as stream:
         return compression_of_file(path, stream)
+
+
+def _blocks(reader: Any) -> Iterator[Records]:
+    while len(records := reader.read(BLOCK)):
+        yield records
 
 
 def _stream(file: _data.InputFile) -> BinaryIO:

@@ -8,60 +8,38 @@ they are in the counter and in the low byte of the ply.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from nnue_trainer import _data
 from nnue_trainer.base.arrays import Records
-from nnue_trainer.data.compression import ByteReader
 from nnue_trainer.data.fields import SPARE_PLACES
-from nnue_trainer.data.files import Block
-from nnue_trainer.data.formats.base import BLOCK, Poll, Unpack, rewritten
-from nnue_trainer.data.formats.built_in import open_native
+from nnue_trainer.data.files import BLOCK, Block
 from nnue_trainer.data.reading import Reading
 from nnue_trainer.errors import UserError
 
 
-def embed(block: Block, path: Path) -> Records:
-    """Records uint8 [n, 32] that hold the spare bytes of the block. UserError, naming `path`, for a format without."""
-    width = block.spare.shape[1]
-    if width not in SPARE_PLACES:
-        raise UserError(
-            f"{path}: {block.format} has no spare bytes, which a filter, the loss or the weight of positions uses: "
-            "give a file in a format that has them (docs/data-formats.md)"
-        )
-    records = block.records.copy()
-    records[:, SPARE_PLACES[width]] = block.spare
-    return records
-
-
-def open_chunks(
-    path: Path,
-    file: _data.InputFile,
-    skip_bad: bool,
-    unpack: Unpack,
-    poll: Poll,
-    reading: Reading,
-) -> tuple[_data.DataFile, int]:
-    """The file, in a built-in format, as chunks for the pipeline, 34 bytes per position; and how many spare bytes
-    a position has."""
-    width = 0
-
-    def read(reader: _data.PositionReader) -> Records:
-        nonlocal width
-        block = Block(*reader.read_originals(BLOCK), reader.format)
-        if not len(block.records):
-            return block.records
-        width = block.spare.shape[1]
-        changes = reading.changes(path, block.format)
-        if changes:
+def embedded(reader: _data.PositionReader, path: Path, reading: Reading) -> Iterator[Records]:
+    """The positions of a compiled reader, as `reading` reads them, as records uint8 [n, 32] that hold their spare
+    bytes. UserError, naming `path`, for a format without spare bytes."""
+    width = width_of(reader.format)
+    while len((block := Block(*reader.read_originals(BLOCK), reader.format)).records):
+        if not width:
+            raise UserError(
+                f"{path}: {block.format} has no spare bytes, which a filter, the loss or the weight of positions uses: "
+                "give a file in a format that has them (docs/data-formats.md)"
+            )
+        if changes := reading.changes(path, block.format):
             changes.apply(block.records)
-        return embed(block, path)
+        records = block.records.copy()
+        records[:, SPARE_PLACES[width]] = block.spare
+        yield records
 
-    def open_reader(source: ByteReader) -> _data.PositionReader:
-        return open_native(path, source, skip_bad, settings=reading.settings)
 
-    chunks = rewritten(path, file, unpack, poll, open_reader, read)
-    return chunks, width
+def width_of(format: str) -> int:
+    """The number of spare bytes of a position in a format."""
+    _, begin, end = _data.original_bytes().get(format, (0, 0, 0))
+    return end - begin
 
 
 def common_width(found: dict[Path, int]) -> int:

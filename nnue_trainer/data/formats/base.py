@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import io
-import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from nnue_trainer import _data
 from nnue_trainer.base.arrays import Records
@@ -27,57 +25,8 @@ from nnue_trainer.schema import to_data
 if TYPE_CHECKING:
     from nnue_trainer.data.compression import ByteReader
 
-Unpack = Callable[[Callable[[BinaryIO], None]], BinaryIO]
-"""Makes a file without a name, calls a function that fills it, and returns it for reading."""
-
-Poll = Callable[[], None] | None
-Layout = tuple[str, bytes] | None
-"""the format and the places of the chunks, where they are known"""
-_log = logging.getLogger(__name__)
-BLOCK = 1 << 16
-"""positions that are read at a time"""
 HEAD = 1 << 16
 """bytes from the beginning of a file that a format is recognised by"""
-
-
-class _Skipping(Protocol):
-    """A reader that leaves out what is wrong, and counts it."""
-
-    @property
-    def skipped(self) -> int: ...
-    @property
-    def first_skipped(self) -> str: ...
-
-
-R = TypeVar("R", bound=_Skipping)
-
-
-def rewritten(
-    path: Path,
-    file: _data.InputFile,
-    unpack: Unpack,
-    poll: Poll,
-    open_reader: Callable[[ByteReader], R],
-    read: Callable[[R], npt.NDArray[np.uint8]],
-) -> _data.DataFile:
-    """The file as chunks for the pipeline: its positions are read once, into a file without a name, where each takes
-    34 bytes. `read` gives the next records, uint8 [n, 32]; none at the end."""
-
-    def fill(out: BinaryIO) -> None:
-        with os.fdopen(file.duplicate(), "rb", buffering=0) as stream:
-            stream.seek(0)
-            reader = open_reader(cast("ByteReader", stream))
-            writer = _data.PositionWriter(os.fsencode(path), out.fileno(), "binpack", False)
-            while len(records := read(reader)):
-                writer.write(records)
-                if poll:
-                    poll()
-            writer.finish()
-            if reader.skipped:
-                _log.warning("%s; left out, with %d more", reader.first_skipped, reader.skipped - 1)
-
-    with unpack(fill) as unpacked:
-        return _data.DataFile(_data.InputFile(os.fsencode(path), unpacked.fileno()), False, poll)
 
 
 class DataFormat(ABC):
@@ -142,26 +91,6 @@ class DataFormat(ABC):
         if type(self).encode is DataFormat.encode:
             raise UserError(f"{path}: data format {portable_name(self.kind)} can be read, but not written")
         return _Writer(self, path, fd)
-
-    def open_chunks(
-        self,
-        path: Path,
-        file: _data.InputFile,
-        skip_bad: bool,
-        unpack: Unpack,
-        poll: Poll = None,
-        layout: Layout = None,
-    ) -> _data.DataFile:
-        """The file as chunks for the pipeline: its positions are read once, into a file without a name, where each
-        takes 34 bytes."""
-        return rewritten(
-            path,
-            file,
-            unpack,
-            poll,
-            lambda source: self.open_reader(path, source, skip_bad),
-            lambda reader: reader.read(BLOCK),
-        )
 
     @contextmanager
     def _at(self, path: Path) -> Iterator[None]:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from nnue_trainer import _data
 from nnue_trainer.base.arrays import Records
-from nnue_trainer.data.formats.base import DATA_FORMATS, HEAD, DataFormat, Layout, Poll, Unpack
+from nnue_trainer.data.formats.base import DATA_FORMATS, HEAD, DataFormat
 from nnue_trainer.data.reading import (
     FORMATS_IN_PAWNS,
     LEAST_PAWN,
@@ -57,19 +57,6 @@ class BuiltIn(DataFormat):
 
     def open_writer(self, path: Path, fd: int, join_chains: bool = True) -> Any:
         return _data.PositionWriter(os.fsencode(path), fd, self.kind, join_chains)
-
-    def open_chunks(
-        self,
-        path: Path,
-        file: _data.InputFile,
-        skip_bad: bool,
-        unpack: Unpack,
-        poll: Poll = None,
-        layout: Layout = None,
-    ) -> _data.DataFile:
-        reading = self.reading
-        changes = reading.changes(path, self.kind) or _data.ScoreChanges()
-        return _data.DataFile(file, skip_bad, poll, reading.settings, changes, layout)
 
 
 @section
