@@ -21,6 +21,7 @@ def describe_feature_set(
 def piece_square_tables(
     name: str,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.uint8]] | None: ...
+def threat_features(name: str) -> npt.NDArray[np.int32] | None: ...
 def add_python_feature_set(
     name: str,
     sizes: tuple[int, int, int, int],

@@ -109,6 +109,13 @@ py::object piece_square_tables(const std::string& name) {
                           py::array_t<std::uint8_t>({2, 64}, tables.orientation[0]));
 }
 
+// int32 [12, 64, 12, 64] by attacker, its square, victim and its square; None for any other set than Full_Threats.
+py::object threat_features_array(const std::string& name) {
+    const std::vector<std::int32_t> features = threat_features(name);
+    if (features.empty()) return py::none();
+    return py::array_t<std::int32_t>({12, 64, 12, 64}, features.data());
+}
+
 // ((name, dtype, offset in bytes, shape) of each field, bytes in all) of a batch of index rows.
 py::tuple batch_layout_rows(std::size_t size, std::size_t max_active) {
     const BatchLayout layout = batch_layout(size, max_active);
@@ -135,6 +142,7 @@ void bind_records(py::module_& m) {
     m.def("basic_feature_sets", &basic_feature_sets);
     m.def("describe_feature_set", &describe_feature_set);
     m.def("piece_square_tables", &piece_square_tables);
+    m.def("threat_features", &threat_features_array);
     m.def("add_python_feature_set", &add_python_feature_set, py::arg("name"), py::arg("sizes"), py::arg("append"));
     m.def("add_compiled_feature_set", &add_compiled_feature_set, py::arg("name"), py::arg("library"));
     m.def(

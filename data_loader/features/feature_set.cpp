@@ -334,6 +334,30 @@ FeatureSet parse(std::string_view name) {
     return set;
 }
 
+template <class Version>
+std::vector<std::int32_t> features_of_threats() {
+    const ThreatTables<Version> tables;
+    std::vector<std::int32_t> features(std::size_t{12} * 64 * 12 * 64, -1);
+    for (int attacker = 0; attacker < 12; ++attacker) {
+        for (int victim = 0; victim < 12; ++victim) {
+            if (Version::slot(attacker, victim) < 0) continue;
+            // A merged set lists such pairs from the higher square, and has others in the cells from below to above.
+            const bool from_above = Version::kMerged && attacker / 2 == victim / 2 && attacker / 2 != kPawn;
+            for (int from = 0; from < 64; ++from) {
+                for (Bitboard left = tables.reach[attacker][from]; left; left &= left - 1) {
+                    const int to = lowest(left);
+                    if (from_above && from < to) continue;
+                    features[((attacker * 64 + from) * 12 + victim) * 64 + to] =
+                        from_above ? threat_index(tables, 0, 0, attacker, from, victim, to)
+                                   : tables.block[attacker][victim] + tables.offset[attacker][from] +
+                                         popcount(tables.reach[attacker][from] & below(to));
+                }
+            }
+        }
+    }
+    return features;
+}
+
 }  // namespace
 
 const FeatureSet& feature_set(std::string_view name) {
@@ -374,6 +398,16 @@ void* symbol_of_library(const std::string& library, const char* symbol, const st
     void* found = system::symbol_of_library(library, symbol, why);
     if (!found) refuse(what, why);
     return found;
+}
+
+std::vector<std::int32_t> threat_features(std::string_view name) {
+    std::vector<std::int32_t> features;
+    BasicSets::for_each([&]<class Set>(int) {
+        if constexpr (Set::kKind == SetKind::kThreats) {
+            if (name == Set::kName) features = features_of_threats<typename Set::Version>();
+        }
+    });
+    return features;
 }
 
 std::vector<std::string> basic_feature_sets() {

@@ -114,6 +114,10 @@ void add_compiled_feature_set(const std::string& name, const std::string& librar
 // set that the message names.
 void* symbol_of_library(const std::string& library, const char* symbol, const std::string& what);
 
+// The features of a version of Full_Threats, [12, 64, 12, 64] by attacker, its square, victim and its square, as a
+// perspective sees them whose king stands on the files a to d; −1 for none. Empty for any other set.
+std::vector<std::int32_t> threat_features(std::string_view name);
+
 // The names of the built-in sets.
 std::vector<std::string> basic_feature_sets();
 

@@ -2,8 +2,8 @@
 
 Parts of the same name are the same. Piece-square parts, whatever their buckets, planes, order and mirror, are compared
 by the feature that they give every piece on every square, for every square of the own king and in every state of the
-board that either of them distinguishes (`piece_squares`). Versions of Full_Threats are compared by the names of their
-features. Any other part is new.
+board that either of them distinguishes (`piece_squares`). Versions of Full_Threats are compared by what attacks what.
+Any other part is new.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
 
 import numpy as np
 
+from nnue_trainer import _data
 from nnue_trainer.data.features import FeaturePart, feature_set
 from nnue_trainer.data.piece_squares import NUM_PIECES, PieceSquareTable, piece_square_table
-from nnue_trainer.data.probe import NONE, PIECES, SQUARES, Counters, Setting, settings_of_states, state_of
+from nnue_trainer.data.probe import NONE, PIECES, Counters, Setting, settings_of_states, state_of
 
 _MOST_SETTINGS = 300
 
@@ -83,7 +83,12 @@ def _short(part: FeaturePart) -> str:
 def _comparable(part: FeaturePart, other: FeaturePart) -> bool:
     if part.bucket_size and other.bucket_size:
         return _tables(part, other) is not None
-    return threat_names(part.name) is not None and threat_names(other.name) is not None
+    return _threats(part.name) is not None and _threats(other.name) is not None
+
+
+@cache
+def _threats(name: str) -> np.ndarray | None:
+    return _data.threat_features(name)
 
 
 def _tables(part: FeaturePart, other: FeaturePart) -> tuple[PieceSquareTable, PieceSquareTable] | None:
@@ -115,11 +120,12 @@ def _match_parts(part: FeaturePart, other: FeaturePart) -> _Match:
         kept.sort()
         features = [one.features(of[kept]).reshape(-1) for one, of in zip(tables, states, strict=True)]
         return _match_tables(part, other, *features)
-    names, known = threat_names(part.name), threat_names(other.name)
-    assert names is not None
-    assert known is not None
-    place = {name: feature for feature, name in enumerate(known)}
-    rows = np.array([place.get(name, NONE) for name in names])
+    threats, others = _threats(part.name), _threats(other.name)
+    assert threats is not None
+    assert others is not None
+    both = (threats >= 0) & (others >= 0)
+    rows = np.full(part.num_features, NONE)
+    rows[threats[both]] = others[both]
     found = int((rows >= 0).sum())
     return rows, nothing, f"{found:,} of {len(rows):,} features are in {other.name}"
 
@@ -170,86 +176,3 @@ def _states(counters: Counters, settings: Sequence[Setting]) -> np.ndarray:
     """The state of a board with these pieces and one more, except kings: int64 [settings, 12]."""
     boards = [[(*setting, *[code] * (code in PIECES)) for code in range(NUM_PIECES)] for setting in settings]
     return np.array([[state_of(counters, board) for board in row] for row in boards])
-
-
-# ---- versions of Full_Threats ----------------------------------------------------------------------------------------
-
-ThreatName = tuple[int, int, int, int, int, int]
-# The victims P N B R Q K that count, by attacker P N B R Q K.
-_VICTIMS = {
-    "v10": ("PNR", "PNBRQK", "PNBRK", "PNBRK", "PNBRQK", "PNBR"),
-    "v11": ("PNR", "PNBRQ", "PNBR", "PNBR", "PNBRQ", "PNBR"),
-    "v12": ("PNR", "PNBRQ", "PNBR", "PNBR", "PNBRQ", ""),
-    "v16": ("NR", "PNBRQ", "PNBR", "PNBR", "PNBRQ", ""),
-}
-_VICTIMS["v14"] = _VICTIMS["v12"]
-_Steps = tuple[tuple[int, ...], ...]
-_SLIDES: dict[int, _Steps] = {2: ((1, 1), (1, -1), (-1, 1), (-1, -1)), 3: ((1, 0), (-1, 0), (0, 1), (0, -1))}
-_SLIDES[4] = _SLIDES[2] + _SLIDES[3]
-_STEPS: dict[int, _Steps] = {
-    1: tuple(step for step in product((-2, -1, 1, 2), repeat=2) if abs(step[0]) != abs(step[1])),
-    5: _SLIDES[4],
-}
-
-
-@cache
-def threat_names(name: str) -> list[ThreatName] | None:
-    """The meaning of each feature of a version of Full_Threats: (attacker's side, type, victim's side, type, from, to).
-    Sides are 0 own and 1 enemy, types P N B R Q K = 0 … 5; the own king is on files a–d. None for other parts."""
-    version = name.removeprefix("Full_Threats_")
-    if name == "Full_Threats_v2":
-        return _merged_threat_names()
-    if version == name or version not in _VICTIMS:
-        return None
-    names = [
-        (side, attacker, victim_side, "PNBRQK".index(victim), origin, to)
-        for side, attacker in product(range(2), range(6))
-        for victim_side, victim in product(range(2), _VICTIMS[version][attacker])
-        for origin in range(SQUARES)
-        for to in _attacks(attacker, side, origin, pushes=version == "v14")
-    ]
-    return names if len(names) == feature_set(name).num_features else None
-
-
-# The victims of v2, by attacker, in the order of their slots: o own, e enemy. Of two pieces of one type and of
-# different colours the attacker stands on the higher square; they take the cells of the slot of the own victim that are
-# free.
-_MERGED_VICTIMS = {"oP": "oP oN oR eN eR", "eP": "oP oN oR eP eN eR"}
-_MERGED_VICTIMS |= dict.fromkeys(("oN", "eN"), "oP oN oB oR oQ eP eB eR eQ")
-_MERGED_VICTIMS |= dict.fromkeys(("oB", "eB"), "oP oN oB oR eP eN eR")
-_MERGED_VICTIMS |= dict.fromkeys(("oR", "eR"), "oP oN oB oR eP eN eB")
-_MERGED_VICTIMS |= dict.fromkeys(("oQ", "eQ"), "oP oN oB oR oQ eP eN eB eR")
-
-
-def _merged_threat_names() -> list[ThreatName]:
-    """The names of the threats of v2."""
-    names: list[ThreatName] = []
-    for side, attacker in product(range(2), range(5)):
-        for victim in _MERGED_VICTIMS["oe"[side] + "PNBRQ"[attacker]].split():
-            victim_side, kind = "oe".index(victim[0]), "PNBRQ".index(victim[1])
-            for origin in range(SQUARES):
-                for to in _attacks(attacker, side, origin, pushes=False):
-                    if kind == attacker > 0:
-                        # From below to above: the pair of different colours, listed from above.
-                        same = origin > to
-                        seen = side if same else 1 - side
-                        names.append((side, attacker, seen, kind, max(origin, to), min(origin, to)))
-                    else:
-                        names.append((side, attacker, victim_side, kind, origin, to))
-    return names
-
-
-@cache
-def _attacks(kind: int, side: int, origin: int, *, pushes: bool) -> list[int]:
-    """Squares that the piece attacks on an empty board, in ascending order; with `pushes` also the square ahead of a
-    pawn."""
-    rank, file = divmod(origin, 8)
-    if kind == 0:
-        steps: _Steps = (
-            tuple((-1 if side else 1, step) for step in ((-1, 0, 1) if pushes else (-1, 1))) if 0 < rank < 7 else ()
-        )
-        reach = 1
-    else:
-        steps, reach = _STEPS.get(kind) or _SLIDES[kind], 1 if kind in _STEPS else 7
-    found = {(rank + n * up, file + n * right) for up, right in steps for n in range(1, reach + 1)}
-    return sorted(8 * up + right for up, right in found if 0 <= up < 8 and 0 <= right < 8)

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nnue_trainer import _data
 from nnue_trainer.data import RecordLoader, expand, feature_set, piece_square_set
-from nnue_trainer.data.feature_match import match_features, threat_names
+from nnue_trainer.data.feature_match import match_features
 from nnue_trainer.data.piece_squares import _holds, _probed, piece_square_table
 from nnue_trainer.data.probe import counters_of
 from nnue_trainer.registry import load_plugin
@@ -215,14 +216,15 @@ def test_what_is_new_and_what_is_left_out_is_said() -> None:
     assert within.notes[0].endswith("128 features are new")
 
 
-def test_names_are_the_indices_of_the_documentation() -> None:
+def test_threats_have_the_indices_of_the_documentation() -> None:
     """The knight on b1 that protects the pawn on d2: 3696 is the first index of own bishops in v16."""
-    names = threat_names("Full_Threats_v16")
-    assert names is not None
-    assert names.index((0, 1, 0, 0, 1, 11)) == 336 + 2
-    assert names[3696][:2] == (0, 2)
-    assert threat_names("PP_3Wide") is None
-    assert threat_names("Full_Threats_v99") is None
+    features = _data.threat_features("Full_Threats_v16")
+    assert features is not None
+    assert features[2, 1, 0, 11] == 336 + 2
+    assert np.argwhere(features == 3696)[0, 0] == 4
+    assert np.array_equal(np.unique(features), np.arange(-1, feature_set("Full_Threats_v16").num_features))
+    assert _data.threat_features("PP_3Wide") is None
+    assert _data.threat_features("Full_Threats_v99") is None
 
 
 @pytest.mark.parametrize("name", ["HalfKAv2_hm", "HalfKP", "Chess768"])
