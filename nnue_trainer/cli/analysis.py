@@ -12,23 +12,16 @@ import typer
 from nnue_trainer.base import extras
 from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.base.status import CONTRADICTORY
-from nnue_trainer.cli import plugins
 from nnue_trainer.cli.data_tools import Scores, with_scores
 from nnue_trainer.cli.net import Arch, NetOrRun
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import AsJson, Overwrite, check_no_input
 from nnue_trainer.cli.pictures import Html, Png, check_one_for_pictures, check_pictures, present
-from nnue_trainer.cli.plugins import Plugins
+from nnue_trainer.cli.plugins import with_plugins
 from nnue_trainer.errors import UserError, shown
 
 
-def register(app: typer.Typer, data_app: typer.Typer) -> None:
-    app.command("report")(report)
-    app.command("watch")(watch)
-    app.command("inspect")(inspect)
-    data_app.command("profile")(with_scores(profile))
-
-
+@with_plugins
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; several are compared.")],
     out: Annotated[
@@ -41,25 +34,23 @@ def report(
         ),
     ] = None,
     overwrite: Overwrite = False,
-    plugin: Plugins = None,
 ) -> None:
     """Write one self-contained HTML page about runs: losses, speed, weights, neurons, data, recipes."""
     extras.require("matplotlib", "nnue report")
     from nnue_trainer.analysis.report import write
 
-    plugins.load(plugin)
     check_no_input([out], (file for run in runs for file in (run, *run.rglob("*")) if file.suffix != ".html"))
     path = write(runs, out, overwrite, apart=True)
     print(f"{shown(path)}: {path.stat().st_size:,} bytes")
 
 
+@with_plugins
 def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder; the run may begin later.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: a free one.")] = 0,
     every: Annotated[
         int, typer.Option(min=1, max=86_400, metavar="SECONDS", help="Seconds after which the page renews itself.")
     ] = 30,
-    plugin: Plugins = None,
 ) -> None:
     """Serve one page about a run, for this machine only: losses, rate, time left, weights, neurons, last games.
 
@@ -68,7 +59,6 @@ def watch(
     extras.require("matplotlib", "nnue watch")
     from nnue_trainer.analysis.watch import Server, may_begin
 
-    plugins.load(plugin)
     with Server(run, every, port) as server, contextlib.suppress(KeyboardInterrupt):
         print(f"{server.url} shows {shown(run)} and renews itself every {every} s; Ctrl-C ends this", flush=True)
         if may_begin(server.path):
@@ -76,6 +66,7 @@ def watch(
         server.serve_forever()
 
 
+@with_plugins
 def inspect(
     net: NetOrRun,
     data: Annotated[
@@ -102,14 +93,12 @@ def inspect(
     as_json: AsJson = False,
     arch: Arch = None,
     overwrite: Overwrite = False,
-    plugin: Plugins = None,
 ) -> None:
     """Show what is in a net: sizes, ranges, dead and saturated neurons, weight maps, differences."""
 
     from nnue_trainer.analysis import net_inspect, net_page
     from nnue_trainer.analysis.agreement import Positions, spread
 
-    plugins.load(plugin)
     check_pictures(html, png, overwrite, [net, data, against])
     chosen = None
     if data is not None:
@@ -129,6 +118,7 @@ def inspect(
     present(net_page.page(found, neuron or ()), lambda: net_page.as_dict(found), html, png, as_json=as_json)
 
 
+@with_scores
 def profile(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE...", help="Data files in any format, plain or compressed.")

@@ -9,21 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnue_trainer.base.progress import progress_bar
-from nnue_trainer.cli import plugins
 from nnue_trainer.cli.net import CheckpointOrRun
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import AsJson
-from nnue_trainer.cli.plugins import Plugins
+from nnue_trainer.cli.plugins import with_plugins
 from nnue_trainer.errors import UserError, shown
 
 if TYPE_CHECKING:
     from nnue_trainer.export.comparison import Comparison
 
 
-def register(app: typer.Typer) -> None:
-    app.command("check")(check_command)
-
-
+@with_plugins
 def check_command(
     checkpoint: CheckpointOrRun,
     data: Annotated[
@@ -40,7 +36,6 @@ def check_command(
         ),
     ] = None,
     as_json: AsJson = False,
-    plugin: Plugins = None,
 ) -> None:
     """Compare the float, fake-quantised and integer evaluation of a checkpoint on real positions."""
     from nnue_trainer.data import Filters, LoaderOptions, RecordLoader
@@ -48,7 +43,6 @@ def check_command(
     from nnue_trainer.files import checkpoint as checkpoints
     from nnue_trainer.files.inputs import data_files
 
-    plugins.load(plugin)
     if checkpoint.is_dir():
         checkpoint = checkpoints.of_run(checkpoint)
         note(f"checking {checkpoint}")

@@ -12,7 +12,6 @@ import typer
 from nnue_trainer.base import extras
 from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.base.system import usable_cpus
-from nnue_trainer.cli import plugins
 from nnue_trainer.cli.engine_options import HashMb, part_of, uci_options
 from nnue_trainer.cli.match import (
     Book,
@@ -30,7 +29,7 @@ from nnue_trainer.cli.match import (
 )
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite
-from nnue_trainer.cli.plugins import Plugins
+from nnue_trainer.cli.plugins import with_plugins
 from nnue_trainer.cli.terminable import ended_by_second_signal
 from nnue_trainer.errors import UserError, quoted, shown
 
@@ -48,6 +47,7 @@ _MOVES = 110  # moves of both sides in a usual game, as it is adjudicated
 JSON, PAGE, PICTURE = "compare.json", "compare.html", "compare.png"
 
 
+@with_plugins
 def compare(
     recipes: Annotated[
         list[str],
@@ -96,7 +96,6 @@ def compare(
     part: PartOfWork = "1/1",
     as_json: ResultsAsJson = False,
     overwrite: Overwrite = False,
-    plugin: Plugins = None,
 ) -> None:
     """Train recipes with several seeds, play their nets against each other, and report which recipe is stronger.
 
@@ -108,7 +107,6 @@ def compare(
     from nnue_trainer.analysis.comparison.recipes import check_comparable, entrants_of
     from nnue_trainer.match.run import Part
 
-    plugins.load(plugin)
     if equal not in ("positions", "time", "none"):
         raise UserError(f"--equal {quoted(equal)}: expected positions, time or none")
     entrants = entrants_of(recipes, common or ())
@@ -271,7 +269,3 @@ def _pictures(found: Comparison, folder: Path) -> None:
 
     save(compare_page(found), folder / PAGE)
     save_png(plots(found), folder / PICTURE, " · ".join(found.labels))
-
-
-def register(app: typer.Typer) -> None:
-    app.command("compare")(compare)

@@ -14,7 +14,6 @@ import typer
 from nnue_trainer.base.progress import counted, progress_bar, size
 from nnue_trainer.base.status import CONTRADICTORY
 from nnue_trainer.base.system import usable_cpus
-from nnue_trainer.cli import plugins
 from nnue_trainer.cli.data_tools import (
     Extra,
     InPart,
@@ -27,14 +26,11 @@ from nnue_trainer.cli.data_tools import (
     with_scores,
 )
 from nnue_trainer.cli.engine_options import Engines, HashMb, Timeout, UciOption, uci_options, units_per_centipawn
-from nnue_trainer.cli.group import Group
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import AsJson, Overwrite, check_no_input
 from nnue_trainer.cli.pictures import Html, Png, check_one_for_pictures, check_pictures, present
-from nnue_trainer.cli.plugins import Plugins
+from nnue_trainer.cli.plugins import with_plugins
 from nnue_trainer.errors import UserError, shown
-
-app = typer.Typer(cls=Group, no_args_is_help=True, help="Inspect, check and make training data.")
 
 PipedFiles = Annotated[
     list[Path],
@@ -46,7 +42,7 @@ PipedFile = Annotated[
 FilterSeed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed for random decisions of filters.")]
 
 
-@app.command()
+@with_plugins
 @with_scores
 def info(
     files: PipedFiles,
@@ -54,7 +50,6 @@ def info(
     html: Html = None,
     png: Png = None,
     overwrite: Overwrite = False,
-    plugin: Plugins = None,
     *,
     scores: Scores,
 ) -> None:
@@ -62,7 +57,6 @@ def info(
     from nnue_trainer.data.info import file_info, page
     from nnue_trainer.data.many_files import cpus_per_file, in_order
 
-    plugins.load(plugin)
     check_pictures(html, png, overwrite, files)
     check_one_for_pictures(files, html, png)
     threads = cpus_per_file(len(files))
@@ -73,13 +67,15 @@ def info(
             present(page(result), result.as_dict, html, png, as_json=as_json)
 
 
+@with_plugins
+@with_scores
+@with_filters
 def head(
     file: PipedFile,
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="Number of positions to show.")] = 10,
     seed: FilterSeed = 0,
     extra: Extra = None,
     as_json: AsJson = False,
-    plugin: Plugins = None,
     *,
     values: Mapping[str, float],
     scores: Scores,
@@ -89,7 +85,6 @@ def head(
     from nnue_trainer import _data
     from nnue_trainer.data.transform import Report, filtered
 
-    plugins.load(plugin)
     report = Report()
     for block, _ in filtered([file], chosen_filters(values, extra), seed=seed, after=report.add_reader, **scores):
         for fen, move, score, ply, result in _data.describe(block.records[:count]):
@@ -104,12 +99,14 @@ def head(
         note(text)
 
 
+@with_plugins
+@with_scores
+@with_filters
 def count(
     files: PipedFiles,
     seed: FilterSeed = 0,
     extra: Extra = None,
     as_json: AsJson = False,
-    plugin: Plugins = None,
     *,
     values: Mapping[str, float],
     scores: Scores,
@@ -118,7 +115,6 @@ def count(
     from nnue_trainer.data.filters import Filters
     from nnue_trainer.data.transform import Report, filtered
 
-    plugins.load(plugin)
     filters = chosen_filters(values, extra)
     rows: list[dict[str, Any]] = []
     every, report = Counter[str](), Report()
@@ -150,13 +146,12 @@ def count(
         print(f"all: {every['positions']:,} positions{passing}")
 
 
-@app.command()
+@with_plugins
 @with_scores
 def validate(
     files: PipedFiles,
     as_json: AsJson = False,
     part: InPart = None,
-    plugin: Plugins = None,
     *,
     scores: Scores,
 ) -> None:
@@ -169,7 +164,6 @@ def validate(
     from nnue_trainer.data.score_units import ComparedFiles, differences
     from nnue_trainer.data.validation import validated
 
-    plugins.load(plugin)
     failed = contradictory = False
     units = ComparedFiles()
     chosen = files_of_part(files, part_in(part))
@@ -186,7 +180,6 @@ def validate(
         raise typer.Exit(1 if failed else CONTRADICTORY)
 
 
-@app.command()
 def index(
     names: Annotated[list[str], typer.Argument(metavar="FILES...", help="Data files, folders of them, or patterns.")],
     again: Annotated[bool, typer.Option("--again", help="List the chunks again even where an index fits.")] = False,
@@ -219,7 +212,6 @@ def index(
 
 
 # long: typer makes an option from each parameter
-@app.command()
 def generate(
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="File to write; without --to, its suffix selects the format.")
@@ -346,7 +338,3 @@ def generate(
     print(f"{shown(out)}: {already}{made.positions:,} positions of {made.games:,} games, {out.stat().st_size:,} bytes")
     if made.losses:
         print(f"  not stored by the format: {', '.join(losses(made.losses))}", file=sys.stderr)
-
-
-app.command()(with_scores(with_filters(head)))
-app.command()(with_scores(with_filters(count)))

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from nnue_trainer import _data
 from nnue_trainer.base.progress import counted, progress_bar
-from nnue_trainer.cli import plugins
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite
-from nnue_trainer.cli.plugins import Plugins
+from nnue_trainer.cli.plugins import with_options, with_plugins
 from nnue_trainer.errors import UserError, shown
 
 if TYPE_CHECKING:
@@ -113,71 +110,6 @@ def _print_skipped(report: Report) -> None:
         print(f"  left out: {report.skipped:,}; {'; '.join(map(shown, report.first_skipped))}", file=sys.stderr)
 
 
-def convert(
-    inputs: Piped,
-    output: Output,
-    source: Annotated[
-        str | None,
-        typer.Option("--from", metavar="FORMAT", help="Format of IN. Default: detected from the content."),
-    ] = None,
-    fen: Annotated[
-        Literal["x-fen", "shredder"],
-        typer.Option(
-            help="Castling rights in text and plain: KQkq where that is unambiguous, or the rooks' files (HAha)."
-        ),
-    ] = "x-fen",
-    part: InPart = None,
-    *,
-    files: FileOptions,
-) -> None:
-    """Write the positions of IN... in another format, and list what that format cannot store."""
-    from nnue_trainer.data.transform import convert as run
-
-    with progress_bar("converting") as progress:
-        report = run(
-            inputs,
-            output,
-            source=source,
-            fen=fen,
-            progress=progress,
-            part=part_in(part),
-            **files,
-        )
-    print_report(report, output)
-
-
-def filter_command(
-    inputs: Piped,
-    output: Output,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed for random decisions.")] = 0,
-    extra: Extra = None,
-    part: InPart = None,
-    *,
-    values: Mapping[str, float],
-    files: FileOptions,
-) -> None:
-    """Write the positions of IN... that pass the filters, and count what each filter drops (rules: docs/data.md)."""
-    from nnue_trainer.data.filters import Filters
-    from nnue_trainer.data.transform import filter_positions
-
-    filters = chosen_filters(values, extra)
-    if filters == Filters.none():
-        raise UserError("filter: found no filter, expected at least one, such as --quiet (nnue data filter --help)")
-    with progress_bar("filtering") as progress:
-        report, dropped = filter_positions(
-            inputs,
-            output,
-            filters,
-            seed=seed,
-            progress=progress,
-            part=part_in(part),
-            **files,
-        )
-    print_report(report, output)
-    for name, count in dropped.items():
-        print(f"  {name}: {count:,} dropped")
-
-
 def chosen_filters(values: Mapping[str, float], extra: list[str] | None) -> Filters:
     """The filters that a command line names; none of them is on by itself."""
     from dataclasses import replace
@@ -198,7 +130,7 @@ def with_filters(command: Callable[..., None]) -> Callable[..., None]:
         limits: dict[str, Any] = {} if kind is bool else {"min": least, "max": most, "metavar": word}
         option = typer.Option(f"--{name.replace('_', '-')}", help=f"{doc[0].upper()}{doc[1:]}.", **limits)
         options[name] = Annotated[kind, option], off
-    return _expanded(command, "values", options)
+    return with_options(command, "values", options)
 
 
 _SCORES: dict[str, tuple[Any, Any]] = {
@@ -252,53 +184,88 @@ _WRITING: dict[str, tuple[Any, Any]] = {
     ),
     "skip_bad": (SkipBad, False),
     "overwrite": (Overwrite, False),
-    "plugin": (Plugins, None),
 }
 
 
 def with_files(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` with the options for reading and writing positions in place of its parameter `files`; it runs once
-    --plugin is loaded."""
-
-    @functools.wraps(command)
-    def loaded(*, files: FileOptions, **arguments: Any) -> None:
-        plugins.load(files.pop("plugin"))
-        command(**arguments, files=files)
-
-    return _expanded(loaded, "files", _WRITING | _SCORES)
+    """`command` with --plugin, and the options for reading and writing positions in place of its parameter `files`."""
+    return with_plugins(with_options(command, "files", _WRITING | _SCORES))
 
 
-def with_scores(command: Callable[..., None], without: str = "") -> Callable[..., None]:
-    """`command` with the options for scores and results in place of its parameter `scores`. `without`: an option that
-    the command defines itself."""
-    return _expanded(command, "scores", {name: option for name, option in _SCORES.items() if name != without})
+def with_scores(command: Callable[..., None]) -> Callable[..., None]:
+    """`command` with the options for scores and results in place of its parameter `scores`."""
+    return with_options(command, "scores", _SCORES)
 
 
-def _expanded(command: Callable[..., None], parameter: str, options: dict[str, tuple[Any, Any]]) -> Callable[..., None]:
-    """`command` with `options`, their types and defaults by name, in place of a parameter that is a dict of their
-    values."""
-    hints = get_type_hints(command, include_extras=True)
-    described = []
-    for name, given in inspect.signature(command).parameters.items():
-        if name == parameter:
-            described += [
-                inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-                for option, (annotation, default) in options.items()
-            ]
-        else:
-            described.append(given.replace(annotation=hints[name]))
+@with_files
+def convert(
+    inputs: Piped,
+    output: Output,
+    source: Annotated[
+        str | None,
+        typer.Option("--from", metavar="FORMAT", help="Format of IN. Default: detected from the content."),
+    ] = None,
+    fen: Annotated[
+        Literal["x-fen", "shredder"],
+        typer.Option(
+            help="Castling rights in text and plain: KQkq where that is unambiguous, or the rooks' files (HAha)."
+        ),
+    ] = "x-fen",
+    part: InPart = None,
+    *,
+    files: FileOptions,
+) -> None:
+    """Write the positions of IN... in another format, and list what that format cannot store."""
+    from nnue_trainer.data.transform import convert as run
 
-    @functools.wraps(command)
-    def wrapped(**arguments: Any) -> None:
-        values = {name: arguments.pop(name) for name in options}
-        command(**arguments, **{parameter: values})
+    with progress_bar("converting") as progress:
+        report = run(
+            inputs,
+            output,
+            source=source,
+            fen=fen,
+            progress=progress,
+            part=part_in(part),
+            **files,
+        )
+    print_report(report, output)
 
-    # The annotations themselves and not their source text, from which typer could not read options.
-    wrapped.__signature__ = inspect.Signature(described)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {each.name: each.annotation for each in described}
-    return wrapped
+
+@with_files
+@with_filters
+def filter_command(
+    inputs: Piped,
+    output: Output,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed for random decisions.")] = 0,
+    extra: Extra = None,
+    part: InPart = None,
+    *,
+    values: Mapping[str, float],
+    files: FileOptions,
+) -> None:
+    """Write the positions of IN... that pass the filters, and count what each filter drops (rules: docs/data.md)."""
+    from nnue_trainer.data.filters import Filters
+    from nnue_trainer.data.transform import filter_positions
+
+    filters = chosen_filters(values, extra)
+    if filters == Filters.none():
+        raise UserError("filter: found no filter, expected at least one, such as --quiet (nnue data filter --help)")
+    with progress_bar("filtering") as progress:
+        report, dropped = filter_positions(
+            inputs,
+            output,
+            filters,
+            seed=seed,
+            progress=progress,
+            part=part_in(part),
+            **files,
+        )
+    print_report(report, output)
+    for name, count in dropped.items():
+        print(f"  {name}: {count:,} dropped")
 
 
+@with_files
 def shuffle(
     inputs: Piped,
     output: Output,
@@ -335,6 +302,7 @@ def shuffle(
     print_report(report, output)
 
 
+@with_scores
 def interleave(
     inputs: Inputs,
     output: Output,
@@ -361,6 +329,7 @@ def interleave(
     print(f"{shown(output)}: {counted(chunks, 'chunk')}, {size:,} bytes")
 
 
+@with_files
 def dedup(
     inputs: Inputs,
     output: Output,
@@ -391,6 +360,7 @@ def dedup(
     print(f"  {count:,} {'games' if games else 'positions'}, {dropped:,} of them repeated and dropped")
 
 
+@with_files
 def split(
     inputs: Piped,
     train: Annotated[Path, typer.Option(metavar="OUT", help="File for the training positions.")],
@@ -431,11 +401,3 @@ def split(
         note(report.note)
     print_report(report.train, train)
     print_report(report.validation, validation)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `nnue data`."""
-    for command in (convert, shuffle, split, dedup):
-        app.command()(with_files(command))
-    app.command()(with_scores(interleave))
-    app.command("filter")(with_files(with_filters(filter_command)))

@@ -16,10 +16,6 @@ SECONDS = 10.0
 _BATCH_SIZE = {"cpu": 2_048, "cuda": 16_384}
 
 
-def register(app: typer.Typer) -> None:
-    app.command("doctor")(doctor)
-
-
 def doctor(
     bench: Annotated[bool, typer.Option("--bench/--no-bench", help="Measure loader and step for ten seconds.")] = True,
 ) -> None:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nnue_trainer.cli import plugins
 from nnue_trainer.cli.outputs import AsJson
-from nnue_trainer.cli.plugins import Plugins
+from nnue_trainer.cli.plugins import with_plugins
 from nnue_trainer.cli.train import Preset, recipe_path
 from nnue_trainer.errors import UserError, quoted
 
@@ -19,10 +18,7 @@ if TYPE_CHECKING:
     from nnue_trainer.training.estimate import Card
 
 
-def register(app: typer.Typer) -> None:
-    app.command("explain")(explain)
-
-
+@with_plugins
 def explain(
     arguments: Annotated[
         list[str] | None,
@@ -58,14 +54,12 @@ def explain(
     ] = None,
     ranks: Annotated[int, typer.Option(min=1, help="Number of processes, each on a separate device.")] = 1,
     as_json: AsJson = False,
-    plugin: Plugins = None,
 ) -> None:
     """Print which kernels run each part of a recipe's training step, and why faster ones are not used."""
     from nnue_trainer import config as recipes
     from nnue_trainer.config.outline import outline
     from nnue_trainer.training.assembly import explain as parts_of
 
-    plugins.load(plugin)
     path, overrides = recipe_path(arguments, None, preset, "explain")
     if path is None:
         raise UserError("explain: expected a RECIPE or --preset NAME (nnue presets lists them)")

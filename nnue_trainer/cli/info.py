@@ -7,14 +7,8 @@ import platform
 import sys
 from typing import Any
 
-import typer
-
 from nnue_trainer.base import distribution
 from nnue_trainer.cli.outputs import AsJson
-
-
-def register(app: typer.Typer) -> None:
-    app.command("info")(info_command)
 
 
 def collect() -> dict[str, Any]:
@@ -55,9 +49,7 @@ def _library_line(library: dict[str, Any]) -> str:
     return f"not loaded: {error}; {', '.join(parts)}"
 
 
-def info_command(
-    as_json: AsJson = False,
-) -> None:
+def info_command(as_json: AsJson = False) -> None:
     """Print versions, the operator libraries and what they were built for, and the devices that torch finds."""
     info = collect()
     if as_json:

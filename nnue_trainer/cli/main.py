@@ -15,6 +15,7 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -52,11 +53,11 @@ app = typer.Typer(
 def _register() -> str | None:
     """Adds all commands. Where the compiled module is missing or cannot be loaded, only `nnue info` and `nnue doctor`
     exist; returns what is wrong."""
+    app.command("info")(info.info_command)
+    app.command("doctor")(doctor.doctor)
     try:
         from nnue_trainer import _data  # noqa: F401
     except ImportError as error:
-        info.register(app)
-        doctor.register(app)
         return str(error)
     from nnue_trainer.cli import (
         analysis,
@@ -73,20 +74,45 @@ def _register() -> str | None:
         train,
     )
 
-    app.add_typer(data.app, name="data")
-    data_tools.register(data.app)
-    rescore.register(data.app)
-    info.register(app)
-    doctor.register(app)
-    net.register(app)
-    check.register(app)
-    train.register(app)
-    explain.register(app)
-    analysis.register(app, data.app)
-    permute.register(app)
-    match.register(app)
-    compare.register(app)
-    run.register(app)
+    commands: dict[str, Callable[..., None]] = {
+        "export": net.export_command,
+        "import": net.import_command,
+        "eval": net.eval_command,
+        "verify": net.verify_command,
+        "check": check.check_command,
+        "train": train.train,
+        "config": train.config,
+        "presets": train.list_presets,
+        "explain": explain.explain,
+        "report": analysis.report,
+        "watch": analysis.watch,
+        "inspect": analysis.inspect,
+        "permute": permute.permute,
+        "match": match.match,
+        "compare": compare.compare,
+        "run": run.run,
+    }
+    of_data: dict[str, Callable[..., None]] = {
+        "info": data.info,
+        "validate": data.validate,
+        "index": data.index,
+        "generate": data.generate,
+        "head": data.head,
+        "count": data.count,
+        "convert": data_tools.convert,
+        "shuffle": data_tools.shuffle,
+        "split": data_tools.split,
+        "dedup": data_tools.dedup,
+        "interleave": data_tools.interleave,
+        "filter": data_tools.filter_command,
+        "rescore": rescore.rescore,
+        "profile": analysis.profile,
+    }
+    data_app = typer.Typer(cls=Group, no_args_is_help=True, help="Inspect, check and make training data.")
+    app.add_typer(data_app, name="data")
+    for group, members in ((app, commands), (data_app, of_data)):
+        for name, command in members.items():
+            group.command(name)(command)
     return None
 
 

@@ -14,11 +14,10 @@ import typer
 from nnue_trainer.base import extras
 from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.base.system import usable_cpus
-from nnue_trainer.cli import plugins
 from nnue_trainer.cli.engine_options import HashMb, part_of, uci_options
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite
-from nnue_trainer.cli.plugins import Plugins
+from nnue_trainer.cli.plugins import with_plugins
 from nnue_trainer.errors import UserError, quoted, shown
 
 if TYPE_CHECKING:
@@ -74,6 +73,7 @@ NetOption = Annotated[str, typer.Option(metavar="NAME", help="UCI option for the
 
 
 # long: typer makes an option from each parameter
+@with_plugins
 def match(
     players: Annotated[
         list[str],
@@ -154,7 +154,6 @@ def match(
     ] = None,
     as_json: ResultsAsJson = False,
     overwrite: Overwrite = False,
-    plugin: Plugins = None,
 ) -> None:
     """Play nets or engines against each other and estimate their Elo.
 
@@ -167,7 +166,6 @@ def match(
     from nnue_trainer.match.play import Limit
     from nnue_trainer.match.players import players_of
 
-    plugins.load(plugin)
     if len(players) < 2:
         raise UserError(f"match: found {len(players)} player, expected two or more")
     if order not in ("random", "sequential"):
@@ -252,7 +250,3 @@ def _clock(text: str | None) -> tuple[float, float] | None:
     if not found:
         raise UserError(f"--tc {quoted(text)}: expected seconds and an increment, such as 10+0.1")
     return float(found[1]), float(found[2] or 0)
-
-
-def register(app: typer.Typer) -> None:
-    app.command("match")(match)

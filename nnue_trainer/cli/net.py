@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nnue_trainer.cli import plugins
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite, check_all_new, check_new, check_no_input
-from nnue_trainer.cli.plugins import Plugins
+from nnue_trainer.cli.plugins import with_plugins
 from nnue_trainer.errors import UserError, shown
 
 if TYPE_CHECKING:
@@ -69,13 +68,7 @@ OfModel = Annotated[
 _CHUNK = 4096
 
 
-def register(app: typer.Typer) -> None:
-    app.command("export")(export_command)
-    app.command("import")(import_command)
-    app.command("eval")(eval_command)
-    app.command("verify")(verify_command)
-
-
+@with_plugins
 def export_command(
     checkpoint: CheckpointOrRun,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write; in a folder, nn-<sha256>.nnue or .bin.")],
@@ -120,7 +113,6 @@ def export_command(
             metavar="TEXT", help="Description in a .nnue file. Default: the imported net's, or a generated one."
         ),
     ] = None,
-    plugin: Plugins = None,
 ) -> None:
     """Write the net of a checkpoint. A weight outside its integer range is an error that names the tensor."""
     from nnue_trainer.export import exported, format_of, net_from_checkpoint
@@ -129,7 +121,6 @@ def export_command(
     from nnue_trainer.files.atomic import replacing
     from nnue_trainer.nnue_file.formats import file_bytes
 
-    plugins.load(plugin)
     if checkpoint.is_dir():
         checkpoint = checkpoints.of_run(checkpoint)
         note(f"exporting {checkpoint}")
@@ -286,6 +277,7 @@ def _with_option(chosen: NetFormat, option: str, value: bool | str) -> NetFormat
     return parse_format({"kind": chosen.kind, **data, option: value}, as_option(option))
 
 
+@with_plugins
 def import_command(
     net: ReadNet,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Checkpoint to write (.safetensors).")],
@@ -293,14 +285,12 @@ def import_command(
     file_format: ReadFormat = None,
     model: OfModel = None,
     overwrite: Overwrite = False,
-    plugin: Plugins = None,
 ) -> None:
     """Make a checkpoint from a net, to continue training. Exporting it again gives the same file."""
     from nnue_trainer.export import checkpoint_from_net
     from nnue_trainer.export.bounds import beyond_limits, layer_overflows
     from nnue_trainer.files import checkpoint as checkpoints
 
-    plugins.load(plugin)
     check_no_input([out], [net])
     check_all_new([out], overwrite)
     quantized, checkpoint = _read(net, arch, file_format, model)
@@ -312,6 +302,7 @@ def import_command(
     print(f"{shown(out)}: {json.dumps(checkpoint.architecture)}")
 
 
+@with_plugins
 def eval_command(
     net: NetOrCheckpoint,
     fen: Fen = None,
@@ -325,7 +316,6 @@ def eval_command(
     arch: Arch = None,
     file_format: ReadFormat = None,
     model: OfModel = None,
-    plugin: Plugins = None,
 ) -> None:
     """Evaluate positions with integers, exactly as the engine does."""
     from nnue_trainer.data.books import read_positions
@@ -333,7 +323,6 @@ def eval_command(
 
     if not fen and fens is None and data is None:
         raise UserError("nothing to evaluate: give --fen FEN, --fens FILE or --data FILE")
-    plugins.load(plugin)
     quantized = _exported(net) if file_format is None and is_checkpoint(net) else None
     if quantized is None:
         quantized, _ = _read(net, arch, file_format, model)

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnue_trainer.base.progress import progress_bar
-from nnue_trainer.cli import plugins
 from nnue_trainer.cli.net import Arch, NetOrRun
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import AsJson, Overwrite, check_all_new, check_no_input
 from nnue_trainer.cli.pictures import check_pictures, png_option, present
-from nnue_trainer.cli.plugins import Plugins
+from nnue_trainer.cli.plugins import with_plugins
 from nnue_trainer.errors import UserError, shown
 
 if TYPE_CHECKING:
@@ -29,10 +28,7 @@ if TYPE_CHECKING:
 METHODS = ("pagerank", "greedy", "densest")  # of analysis.neuron_order, which needs torch
 
 
-def register(app: typer.Typer) -> None:
-    app.command("permute")(permute)
-
-
+@with_plugins
 def permute(
     net: NetOrRun,
     out: Annotated[
@@ -62,7 +58,6 @@ def permute(
     as_json: AsJson = False,
     arch: Arch = None,
     overwrite: Overwrite = False,
-    plugin: Plugins = None,
 ) -> None:
     """Reorder the first layer's neurons so that engines skip more blocks of four zeros. Evaluations do not change."""
     import torch
@@ -75,7 +70,6 @@ def permute(
     from nnue_trainer.files import checkpoint as checkpoints
     from nnue_trainer.files.atomic import check_output, replacing
 
-    plugins.load(plugin)
     check_pictures(None, png, overwrite, [net, data])
     if method not in METHODS:
         raise UserError(f"--method: found {method!r:.80}, expected one of {', '.join(METHODS)}")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.base.system import usable_cpus
-from nnue_trainer.cli import plugins
 from nnue_trainer.cli.data_tools import Inputs, Output, Scores, SkipBad, To, print_report, with_scores
 from nnue_trainer.cli.engine_options import (
     Engines,
@@ -24,15 +23,17 @@ from nnue_trainer.cli.engine_options import (
 from nnue_trainer.cli.net import Arch, Threads
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite, check_no_input
-from nnue_trainer.cli.plugins import Plugins
+from nnue_trainer.cli.plugins import with_plugins
 from nnue_trainer.errors import UserError
 
 if TYPE_CHECKING:
-    from nnue_trainer.data.transform import Report
+    from nnue_trainer.export import Evaluator
 
 _HASH_MB, _TIMEOUT = 4, 600.0
 
 
+@with_plugins
+@with_scores
 def rescore(
     inputs: Inputs,
     output: Output,
@@ -71,7 +72,6 @@ def rescore(
     arch: Arch = None,
     skip_bad: SkipBad = False,
     overwrite: Overwrite = False,
-    plugin: Plugins = None,
     *,
     scores: Scores,
 ) -> None:
@@ -80,18 +80,20 @@ def rescore(
     A net is evaluated with integers, as in an engine. With --engine, the file depends only on engine, limit and input,
     if each engine searches on one thread. Run the same command again to continue after an interruption.
     """
-    plugins.load(plugin)
     check_no_input([output], [net])
     if (net is None) == (engine is None):
         raise UserError("rescore: give either --net or --engine")
+    writing: dict[str, Any] = {"to": to, "skip_bad": skip_bad, "overwrite": overwrite}
     if engine is None:
         if nodes or depth or part or option or concurrency or (hash_mb, timeout) != (_HASH_MB, _TIMEOUT):
             raise UserError(
                 "rescore: --nodes, --depth, --part, --option, --concurrency, --hash and --timeout are for --engine"
             )
+        from nnue_trainer.export import Evaluator, read_net
+
         assert net is not None
-        factor = 1.0 if score_scale is None else score_scale
-        _by_net(inputs, output, net, to, factor, threads, arch, skip_bad, overwrite, scores)
+        evaluator = Evaluator(read_net(net, arch, note), threads=threads)
+        _by_net(inputs, output, evaluator, 1.0 if score_scale is None else score_scale, writing, scores)
         return
     if threads or arch:
         raise UserError("rescore: --threads and --arch are for --net; --concurrency sets the number of engines")
@@ -107,54 +109,27 @@ def rescore(
             inputs,
             output,
             scoring,
-            to=to,
             concurrency=concurrency or usable_cpus(),
             timeout=timeout,
-            skip_bad=skip_bad,
-            overwrite=overwrite,
             progress=progress,
             note=note,
+            **writing,
             **scores,
         )
     print_report(report, output)
 
 
 def _by_net(
-    inputs: list[Path],
-    output: Path,
-    net: Path,
-    to: str | None,
-    score_scale: float,
-    threads: int,
-    arch: str | None,
-    skip_bad: bool,
-    overwrite: bool,
-    scores: Scores,
+    inputs: list[Path], output: Path, evaluator: Evaluator, score_scale: float, writing: dict[str, Any], scores: Scores
 ) -> None:
     from nnue_trainer.data.reading import ReadingOptions
-    from nnue_trainer.export import Evaluator, read_net
     from nnue_trainer.export.rescore import LARGEST_SCORE
     from nnue_trainer.export.rescore import rescore as run
 
-    quantized = read_net(net, arch, note)
+    reading = ReadingOptions(**scores)  # type: ignore[typeddict-item]
     with progress_bar("rescoring") as progress:
-        report: Report = run(
-            inputs,
-            output,
-            Evaluator(quantized, threads=threads),
-            to=to,
-            score_scale=score_scale,
-            skip_bad=skip_bad,
-            overwrite=overwrite,
-            progress=progress,
-            reading=ReadingOptions(**scores),  # type: ignore[typeddict-item]
-        )
+        report = run(inputs, output, evaluator, score_scale=score_scale, progress=progress, reading=reading, **writing)
     cut, report.cut_scores = report.cut_scores, 0
     print_report(report, output)
     if cut:
         print(f"  {cut:,} scores clamped to ±{LARGEST_SCORE}", file=sys.stderr)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to `nnue data`."""
-    app.command()(with_scores(rescore, without="score_scale"))

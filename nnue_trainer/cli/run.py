@@ -23,7 +23,3 @@ def run(
     status = run_way(file, redo=redo or (), say=lambda line: print(shown(line), flush=True))
     if status:
         raise typer.Exit(status)
-
-
-def register(app: typer.Typer) -> None:
-    app.command("run")(run)

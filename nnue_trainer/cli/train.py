@@ -17,7 +17,7 @@ import typer
 
 from nnue_trainer.base import extras
 from nnue_trainer.cli import plugins
-from nnue_trainer.cli.plugins import Plugins
+from nnue_trainer.cli.plugins import Plugins, with_plugins
 from nnue_trainer.errors import UserError, quoted
 from nnue_trainer.training.parallel import is_first
 
@@ -30,12 +30,6 @@ Preset = Annotated[
     str | None,
     typer.Option(help="Recipe of the package (listed by nnue presets).", metavar="NAME"),
 ]
-
-
-def register(app: typer.Typer) -> None:
-    app.command("train")(train)
-    app.command("config")(config)
-    app.command("presets")(list_presets)
 
 
 def train(
@@ -257,6 +251,7 @@ def _is_busy(folder: Path) -> bool:
         return True
 
 
+@with_plugins
 def config(
     arguments: Annotated[
         list[str] | None,
@@ -281,12 +276,10 @@ def config(
         bool,
         typer.Option("--reference", help="Print all fields, also of --plugin files and of the recipe."),
     ] = False,
-    plugin: Plugins = None,
 ) -> None:
     """Print a recipe with every default filled in, or the reference of all recipe fields."""
     from nnue_trainer import config as recipes
 
-    plugins.load(plugin)
     if source is not None:
         from nnue_trainer.config import nettest
 
