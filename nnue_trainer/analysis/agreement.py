@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from nnue_trainer import data, nets
-from nnue_trainer.base.arrays import Records
+from nnue_trainer.base.arrays import Floats, Records
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.files import PositionReader
 from nnue_trainer.errors import UserError
@@ -20,7 +20,11 @@ from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.export.net import QuantizedNet
 from nnue_trainer.files import checkpoint as checkpoints
 from nnue_trainer.files.checkpoint import Checkpoint
+from nnue_trainer.files.pages.plots import GRID, SERIES, Draw
 from nnue_trainer.nets.base import NnueModel
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _STEP = 512  # positions at a time
 
@@ -37,11 +41,11 @@ class Positions:
 class Agreement:
     """Scores float64 [n] in engine units from the side to move."""
 
-    floats: npt.NDArray[np.float64]
-    integers: npt.NDArray[np.float64]
+    floats: Floats
+    integers: Floats
 
     @property
-    def difference(self) -> npt.NDArray[np.float64]:
+    def difference(self) -> Floats:
         return self.integers - self.floats
 
 
@@ -92,13 +96,13 @@ def batches(records: Records, features: str) -> Iterable[Batch]:
         yield data.expand(records[begin : begin + _STEP], features)
 
 
-def float_scores(model: NnueModel, records: Records) -> npt.NDArray[np.float64]:
+def float_scores(model: NnueModel, records: Records) -> Floats:
     with torch.no_grad():
         parts = [model(batch).double().numpy() for batch in batches(records, model.feature_set)]
     return np.concatenate([*parts, np.zeros(0)]) * model.score_scale
 
 
-def integer_scores(net: QuantizedNet, records: Records) -> npt.NDArray[np.float64]:
+def integer_scores(net: QuantizedNet, records: Records) -> Floats:
     return evaluate(net, records, every_stack=False).score.astype(np.float64)
 
 
@@ -111,7 +115,19 @@ def agreement(path: Path, positions: Positions) -> Agreement:
     return Agreement(float_scores(model, positions.records), integer_scores(quantized, positions.records))
 
 
-def check_same(scores: Sequence[npt.NDArray[np.float64]]) -> float:
+def scores_against(x: Floats, y: Floats, across: str, up: str, color: str = SERIES[0], alpha: float = 0.5) -> Draw:
+    """Draws scores against others of the same positions, and the line on which they are the same."""
+
+    def draw(axes: Axes) -> None:
+        most = float(np.abs(np.concatenate([x, y])).max(initial=1)) * 1.05
+        axes.plot([-most, most], [-most, most], color=GRID, linewidth=1)
+        axes.plot(x, y, "o", color=color, markersize=2.2, alpha=alpha, markeredgewidth=0)
+        axes.set(xlim=(-most, most), ylim=(-most, most), xlabel=across, ylabel=up)
+
+    return draw
+
+
+def check_same(scores: Sequence[Floats]) -> float:
     """The correlation of two lists of scores; NaN where one does not vary."""
     first, second = scores
     if len(first) < 2 or first.std() == 0 or second.std() == 0:

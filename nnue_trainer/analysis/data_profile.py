@@ -179,8 +179,8 @@ def data_profile(
     return read_blocks(path, lambda blocks: _profile_of(path, blocks, progress), threads, **scores)
 
 
-def _profile_of(path: StrPath, blocks: FileBlocks, progress: Progress | None) -> DataProfile:
-    native, sample, reader = _data.Profile(), Sample(), blocks.reader
+def _profile_of(path: StrPath, file: FileBlocks, progress: Progress | None) -> DataProfile:
+    native, sample, reader = _data.Profile(), Sample(), file.reader
 
     block_size = native.block_size  # the current one or, in another thread, an earlier one
 
@@ -189,32 +189,16 @@ def _profile_of(path: StrPath, blocks: FileBlocks, progress: Progress | None) ->
         part.add_part(records, block_size)
         return part
 
-    for records, part in blocks.each(counted_part):
+    for records, part in file.each(counted_part):
         native.join(part, records)
         block_size = native.block_size
         sample.add_runs(records)
         if progress:
             progress(reader.done, reader.size)
-    verdict = judge(sample, reader.format, duplicate_share=native.duplicate_share)
-    notes = reader.notes + reader.unit_notes
-    return _profile(native, str(path), reader.size, reader.format, reader.compression, verdict, notes)
-
-
-def _profile(
-    native: _data.Profile,
-    path: str,
-    size: int,
-    kind: str,
-    compression: str | None,
-    verdict: Verdict,
-    notes: list[str],
-) -> DataProfile:
     blocks = native.blocks
     count = blocks["positions"].astype(np.float64)
     if not count.sum():
         raise UserError(f"{path}: no positions")
-    scored, results = blocks["scored"].astype(np.float64), blocks["results"].astype(np.float64)
-    series = list(_series(blocks, count, scored, results))
     drifts, too_short = _drifts(blocks, native.block_size)
     looked_at, repeated = blocks["looked_at"].astype(np.float64), blocks["repeated"].astype(np.float64)
     share = np.divide(repeated, looked_at, out=np.full(len(count), np.nan), where=looked_at > 0)
@@ -227,17 +211,17 @@ def _profile(
         & (looked_at >= 50)
     )
     return DataProfile(
-        path=path,
-        size=size,
-        format=kind,
-        compression=compression,
+        path=str(path),
+        size=reader.size,
+        format=reader.format,
+        compression=reader.compression,
         positions=int(count.sum()),
-        scored=int(scored.sum()),
+        scored=int(blocks["scored"].sum()),
         proven=int(blocks["proven"].sum()),
-        results=tuple(int(n) for n in results.sum(0)),  # type: ignore[arg-type]
+        results=tuple(int(n) for n in blocks["results"].sum(0)),  # type: ignore[arg-type]
         block_size=native.block_size,
         ends=np.cumsum(count),
-        series=series,
+        series=list(_series(blocks)),
         drifts=drifts,
         too_short=too_short,
         duplicate_share=total_share,
@@ -247,12 +231,12 @@ def _profile(
         repeated_blocks=np.flatnonzero(far).tolist(),
         calibrations=_calibrations(native.calibration),
         totals=_totals(blocks),
-        verdict=verdict,
-        notes=notes,
+        verdict=judge(sample, reader.format, duplicate_share=total_share),
+        notes=reader.notes + reader.unit_notes,
     )
 
 
-def _quantiles(histogram: npt.NDArray[Any], values: Floats, blocks_joined: int = 1) -> dict[float, Floats]:
+def _quantiles(histogram: npt.NDArray[Any], values: Floats) -> dict[float, Floats]:
     """The quantiles of each row of a histogram: the middle of the bin in which each falls."""
     cumulated = np.cumsum(histogram, axis=1, dtype=np.float64)
     total = cumulated[:, -1:]
@@ -269,10 +253,11 @@ def _moments(total: Floats, squares: Floats, count: Floats) -> tuple[Floats, Flo
     return mean, np.sqrt(np.maximum(squares / safe - mean**2, 0))
 
 
-def _series(blocks: Blocks, count: Floats, scored: Floats, results: Floats) -> Iterator[Series]:
+def _series(blocks: Blocks) -> Iterator[Series]:
     def sums(name: str) -> Floats:
         return np.asarray(blocks[name], np.float64)
 
+    count, scored, results = sums("positions"), sums("scored"), sums("results")
     mean, deviation = _moments(sums("sum_score"), sums("sum_score_squared"), scored)
     yield Series(
         "score", "engine units", mean, deviation, _quantiles(blocks["scores"], score_values(blocks["scores"].shape[1]))
@@ -294,9 +279,8 @@ def _series(blocks: Blocks, count: Floats, scored: Floats, results: Floats) -> I
 
 def _totals(blocks: npt.NDArray[np.void]) -> dict[str, dict[str, float]]:
     whole = {name: blocks[name].sum(0, keepdims=True) for name in blocks.dtype.names or ()}
-    count, scored = (whole[name].astype(np.float64) for name in ("positions", "scored"))
     totals = {}
-    for series in _series(whole, count, scored, whole["results"].astype(np.float64)):
+    for series in _series(whole):
         quantiles = {f"{q:.0%}": float(values[0]) for q, values in series.quantiles.items()}
         totals[series.name] = {"mean": float(series.mean[0]), "deviation": float(series.deviation[0]), **quantiles}
     return totals
@@ -337,10 +321,9 @@ def _drifts(blocks: npt.NDArray[np.void], block_size: int) -> tuple[list[Drift],
         for name in blocks.dtype.names or ()
     }
     totals = _totals(blocks)
-    count, scored = (parts[name].astype(np.float64) for name in ("positions", "scored"))
-    ends = np.cumsum(count)
+    ends = np.cumsum(parts["positions"], dtype=np.float64)
     found = []
-    for series in _series(parts, count, scored, parts["results"].astype(np.float64)):
+    for series in _series(parts):
         drift = drift_of(series.name, series.mean, ends, totals[series.name]["deviation"])
         if drift is not None:
             found.append(drift)
@@ -403,14 +386,15 @@ def as_dict(profile: DataProfile) -> dict[str, Any]:
     return found | {"warnings": profile.warnings(), "verdict": profile.verdict.as_dict()}
 
 
-def _edges(profile: DataProfile) -> tuple[Floats, float, str]:
+def _axis(profile: DataProfile) -> tuple[Floats, float, str]:
+    """The middle of each block, the positions in 1.0 of them, and a label."""
     divisor, word = scale_of(float(profile.ends[-1]))
     middle = profile.ends - np.diff(profile.ends, prepend=0) / 2
-    return middle / divisor, divisor, word
+    return middle / divisor, divisor, f"position in the file{f', {word}' if word else ''}"
 
 
 def _along(profile: DataProfile, series: Series) -> Plot:
-    x, divisor, word = _edges(profile)
+    x, divisor, label = _axis(profile)
     window = max(5, len(x) // 32)
     drift = next((drift for drift in profile.drifts if drift.name == series.name), None)
 
@@ -426,8 +410,7 @@ def _along(profile: DataProfile, series: Series) -> Plot:
             axes.plot(x, band(series.mean, window)[0], color=color)
         if drift is not None and drift.flagged:
             axes.axvline(drift.at / divisor, color=SERIES[1], linewidth=1, linestyle=(0, (4, 3)))
-        axes.set_xlabel(f"position in the file{f', {word}' if word else ''}")
-        axes.set_ylabel(series.unit)
+        axes.set(xlabel=label, ylabel=series.unit)
         axes.margins(x=0.01)
 
     total = profile.totals[series.name]
@@ -446,7 +429,7 @@ def _along(profile: DataProfile, series: Series) -> Plot:
 
 
 def _repeats(profile: DataProfile) -> Plot:
-    x, _, word = _edges(profile)
+    x, _, label = _axis(profile)
 
     def draw(axes: Axes) -> None:
         axes.plot(x, 100 * profile.repeated, "o" if len(x) == 1 else "-", color=SERIES[0], linewidth=1)
@@ -454,8 +437,7 @@ def _repeats(profile: DataProfile) -> Plot:
         for block in profile.repeated_blocks:
             axes.plot(x[block], 100 * profile.repeated[block], "o", color=SERIES[1], markersize=3)
         axes.set_ylim(bottom=0)
-        axes.set_xlabel(f"position in the file{f', {word}' if word else ''}")
-        axes.set_ylabel("% of the block")
+        axes.set(xlabel=label, ylabel="% of the block")
 
     return Plot(
         "Boards that occurred before",
@@ -483,9 +465,7 @@ def _calibration_plot(
         for found, color in _phase_colors(profile):
             line(axes, found, color)
         limit = _score_limit(profile)
-        axes.set_xlim(-limit, limit)
-        axes.set_xlabel("score, engine units, side to move")
-        axes.set_ylabel(label)
+        axes.set(xlim=(-limit, limit), xlabel="score, engine units, side to move", ylabel=label)
 
     legend = [(found.name, color) for found, color in _phase_colors(profile)]
     return Plot(title, draw, note=note, legend=legend)
@@ -513,15 +493,12 @@ def _win_rate(profile: DataProfile) -> Plot:
 
 def _residuals(profile: DataProfile) -> Plot:
     def line(axes: Axes, found: Calibration, color: str) -> None:
+        axes.axhline(0, color=GRID, linewidth=1)
         if found.curve is None:
             return
         expected = found.curve(found.score)
         axes.fill_between(found.score, found.low - expected, found.high - expected, color=color, alpha=0.2, linewidth=0)
         axes.plot(found.score, found.points - expected, color=color, linewidth=1)
-
-    def framed(axes: Axes, found: Calibration, color: str) -> None:
-        line(axes, found, color)
-        axes.axhline(0, color=GRID, linewidth=1)
 
     return _calibration_plot(
         profile,
@@ -529,7 +506,7 @@ def _residuals(profile: DataProfile) -> Plot:
         "Points less the curve, with two standard errors. A slope or bend means that scores and results disagree: "
         "too sure or too timid scores, or another shape than the logistic.",
         "points − curve",
-        framed,
+        line,
     )
 
 

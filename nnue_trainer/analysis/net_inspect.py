@@ -99,38 +99,8 @@ class Difference:
 
 
 @dataclass
-class Inspection:
-    """The figures of `nnue inspect`."""
-
-    path: str
-    net: Net
-    quantized: QuantizedNet | None
-    model: NnueModel
-    bytes: int
-    tensors: list[TensorFacts]
-    first: FirstLayer | None
-    activity: FirstLayerActivity | None
-    accumulator_scale: float
-    """integer steps in 1.0 of an accumulator"""
-    layers: list[LayerInputs]
-    positions: Positions
-    agreement: Agreement | None
-    scores: Floats
-    """scores of the positions in engine units, computed with the integers, or with the float model if it does not fit
-    into integers"""
-    warnings: list[str] = field(default_factory=list)
-    against: str = ""
-    differences: list[Difference] = field(default_factory=list)
-    other_scores: Floats | None = None
-
-    @property
-    def parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.model.parameters())
-
-
-@dataclass
 class _Opened:
-    where: str
+    path: str
     net: Net
     quantized: QuantizedNet | None
     checkpoint: Checkpoint
@@ -149,19 +119,38 @@ class _Opened:
         return np.asarray(values * np.float32(tensor.scale))
 
 
+@dataclass
+class Inspection(_Opened):
+    """The figures of `nnue inspect`."""
+
+    tensors: list[TensorFacts]
+    first: FirstLayer | None
+    activity: FirstLayerActivity | None
+    accumulator_scale: float
+    """integer steps in 1.0 of an accumulator"""
+    layers: list[LayerInputs]
+    positions: Positions
+    agreement: Agreement | None
+    scores: Floats
+    """scores of the positions in engine units, computed with the integers, or with the float model if it does not fit
+    into integers"""
+    against: str = ""
+    differences: list[Difference] = field(default_factory=list)
+    other_scores: Floats | None = None
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+
 def _open(path: Path, arch: str | None, note: Callable[[str], None]) -> _Opened:
     if path.is_dir():
-        candidates = [path / "checkpoints" / f"{name}.safetensors" for name in ("best", "last")]
-        chosen = next((file for file in candidates if file.is_file()), None)
-        if chosen is None:
-            raise UserError(f"{path}: a folder without checkpoints/last.safetensors, so no run to inspect")
-        path = chosen
+        path = checkpoints.of_run(path)
     warnings: list[str] = []
     quantized: QuantizedNet | None
     if path.suffix == ".safetensors":
         checkpoint = checkpoints.load(path, ("model", "net"))
         net = nets.parse(checkpoint.architecture, str(path))
-        model = model_of(checkpoint, str(path))
         try:
             quantized = net_from_checkpoint(checkpoint, str(path), any_l1=True)
         except UserError as error:
@@ -171,7 +160,7 @@ def _open(path: Path, arch: str | None, note: Callable[[str], None]) -> _Opened:
         quantized = read_net(path, arch, note)
         net = quantized.net
         checkpoint = checkpoint_from_net(quantized, str(path))
-        model = model_of(checkpoint, str(path))
+    model = model_of(checkpoint, str(path))
     return _Opened(str(path), net, quantized, checkpoint, model, path.stat().st_size, warnings)
 
 
@@ -179,7 +168,7 @@ def _validated_on(opened: _Opened, note: Callable[[str], None]) -> Positions:
     saved = opened.checkpoint.recipe
     if saved and schema.value_at(saved, "data.validation", list):
         try:
-            recipe = config.parse(saved, (), opened.where)
+            recipe = config.parse(saved, (), opened.path)
             records = neuron_sample(recipe)
             names = ", ".join(Path(file).name for file in outline(recipe).validation)
             if len(records):
@@ -211,40 +200,32 @@ def inspect(
     for number, tensor in enumerate(tensors):
         facts.append(tensor_facts(tensor, opened.steps(tensor)))
         tell(number + 1, total)
-    warnings = list(opened.warnings)
-    warnings += [
+    opened.warnings += [
         f"{fact.name}: {fact.beyond:,} values beyond the limit {fact.limit:,}" for fact in facts if fact.beyond
     ]
     first, scale = _first_layer(opened)
     tell(total - 2, total)
     activity, layers, floats = _activity(opened.model, positions)
-    found = None
-    scores = floats
+    agreement = None
     if opened.quantized is not None:
-        found = Agreement(floats, integer_scores(opened.quantized, positions.records))
-        scores = found.integers
-    inspection = Inspection(
-        path=opened.where,
-        net=opened.net,
-        quantized=opened.quantized,
-        model=opened.model,
-        bytes=opened.bytes,
+        agreement = Agreement(floats, integer_scores(opened.quantized, positions.records))
+    found = Inspection(
+        **vars(opened),
         tensors=facts,
         first=first,
         activity=activity,
         accumulator_scale=scale,
         layers=layers,
         positions=positions,
-        agreement=found,
-        scores=scores,
-        warnings=warnings,
+        agreement=agreement,
+        scores=floats if agreement is None else agreement.integers,
     )
     tell(total - 1, total)
-    _judge(inspection)
+    _judge(found)
     if against is not None:
-        _compare(inspection, opened, _open(against, arch, note))
+        _compare(found, _open(against, arch, note))
     tell(total, total)
-    return inspection
+    return found
 
 
 def tensor_facts(tensor: NetTensor, steps: npt.NDArray[Any]) -> TensorFacts:
@@ -348,19 +329,19 @@ def _judge(found: Inspection) -> None:
         found.warnings += layer_overflows(found.quantized)
 
 
-def _compare(found: Inspection, one: _Opened, other: _Opened) -> None:
-    found.against = other.where
-    if other.quantized is not None and one.quantized is not None:
+def _compare(found: Inspection, other: _Opened) -> None:
+    found.against = other.path
+    if other.quantized is not None and found.quantized is not None:
         found.other_scores = integer_scores(other.quantized, found.positions.records)
     else:
         found.other_scores = float_scores(other.model, found.positions.records)
-    if one.net.architecture != other.net.architecture:
+    if found.net.architecture != other.net.architecture:
         found.warnings.append(
-            f"{other.where} has another architecture ({_architectures(other.net, one.net)}), so only scores compare"
+            f"{other.path} has another architecture ({_architectures(other.net, found.net)}), so only scores compare"
         )
         return
-    for tensor in one.net.tensors():
-        first, second = one.steps(tensor).reshape(-1), other.steps(tensor).reshape(-1)
+    for tensor in found.net.tensors():
+        first, second = found.steps(tensor).reshape(-1), other.steps(tensor).reshape(-1)
         found.differences.append(_difference(tensor.name, first, second))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nnue_trainer.analysis.agreement import check_same
+from nnue_trainer.analysis.agreement import check_same, scores_against
 from nnue_trainer.analysis.net_inspect import BINS, Inspection, TensorFacts
 from nnue_trainer.analysis.planes import PIECES, WeightMap
 from nnue_trainer.base.arrays import Floats
@@ -19,7 +19,7 @@ from nnue_trainer.data.probe import SQUARES
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.export.bounds import accumulator_bound
 from nnue_trainer.files.pages.page import Page, Section, Table, plain
-from nnue_trainer.files.pages.plots import BAD, GRID, INK, SERIES, Draw, Plot, thin
+from nnue_trainer.files.pages.plots import BAD, INK, SERIES, Plot, thin
 from nnue_trainer.modules import PerspectiveTransformer
 
 if TYPE_CHECKING:
@@ -55,13 +55,7 @@ def as_dict(found: Inspection) -> dict[str, Any]:
             "saturated": plain(activity.saturated),
         },
         "layers": [plain(layer) for layer in found.layers],
-        "float_against_integers": None
-        if agreement is None
-        else {
-            "mean": plain(float(agreement.difference.mean())),
-            "mean_size": plain(float(np.abs(agreement.difference).mean())),
-            "largest": plain(float(np.abs(agreement.difference).max(initial=0))),
-        },
+        "float_against_integers": None if agreement is None else _sizes(agreement.difference),
         "against": None
         if not found.against
         else {
@@ -74,12 +68,16 @@ def as_dict(found: Inspection) -> dict[str, Any]:
 
 def _score_difference(found: Inspection) -> dict[str, Any]:
     assert found.other_scores is not None
-    distance = found.other_scores - found.scores
+    same = plain(check_same([found.scores, found.other_scores]))
+    return _sizes(found.other_scores - found.scores) | {"correlation": same}
+
+
+def _sizes(difference: Floats) -> dict[str, Any]:
+    largest = float(np.abs(difference).max(initial=0))
     return {
-        "mean": plain(float(distance.mean())),
-        "mean_size": plain(float(np.abs(distance).mean())),
-        "largest": plain(float(np.abs(distance).max(initial=0))),
-        "correlation": plain(check_same([found.scores, found.other_scores])),
+        "mean": plain(float(difference.mean())),
+        "mean_size": plain(float(np.abs(difference).mean())),
+        "largest": plain(largest),
     }
 
 
@@ -120,8 +118,7 @@ def _histogram(fact: TensorFacts) -> Plot:
         if fact.reach > 0.4:
             for side in (-fact.limit, fact.limit):
                 axes.axvline(side, color=BAD, linewidth=1, linestyle=(0, (4, 3)))
-        axes.set_xlabel("integer steps")
-        axes.set_ylabel("values")
+        axes.set(xlabel="integer steps", ylabel="values")
 
     return Plot(
         fact.name,
@@ -142,8 +139,7 @@ def _neuron_plots(found: Inspection) -> Iterator[Plot]:
                 ordered = np.sort(values)[::-1]
                 axes.plot(*thin(x, ordered, most=400), color=color)
             axes.set_yscale("log" if (first.l2 > 0).all() and (first.largest > 0).all() else "linear")
-            axes.set_xlabel("neurons, sorted separately for each curve")
-            axes.set_ylabel("in units of 1.0")
+            axes.set(xlabel="neurons, sorted separately for each curve", ylabel="in units of 1.0")
 
         yield Plot(
             "Weights of each neuron",
@@ -157,9 +153,7 @@ def _neuron_plots(found: Inspection) -> Iterator[Plot]:
             x = np.arange(len(activity.positive))
             for tensor, color in ((activity.positive, SERIES[0]), (activity.saturated, SERIES[1])):
                 axes.plot(*thin(x, 100 * np.sort(tensor.numpy())[::-1], most=400), color=color)
-            axes.set_ylim(-2, 102)
-            axes.set_xlabel("neurons, sorted separately for each curve")
-            axes.set_ylabel("% of accumulators")
+            axes.set(xlabel="neurons, sorted separately for each curve", ylabel="% of accumulators", ylim=(-2, 102))
 
         yield Plot(
             "How often neurons are active",
@@ -173,8 +167,7 @@ def _neuron_plots(found: Inspection) -> Iterator[Plot]:
             axes.hist(largest, bins=40, color=SERIES[0], linewidth=0)
             if largest.max(initial=0) > 0.5 * found.net.accumulator_limit:
                 axes.axvline(found.net.accumulator_limit, color=BAD, linewidth=1, linestyle=(0, (4, 3)))
-            axes.set_xlabel("largest accumulator, integer steps")
-            axes.set_ylabel("neurons")
+            axes.set(xlabel="largest accumulator, integer steps", ylabel="neurons")
 
         yield Plot("Reach of accumulators", reach, note=f"The engine holds {found.net.accumulator_limit:,}.")
 
@@ -228,68 +221,67 @@ def _ordered(names: Sequence[str]) -> list[int]:
 
 def _map_plots(found: Inspection) -> Iterator[Plot]:
     for each in found.first.maps if found.first is not None else ():
-        order = _ordered(each.planes)
-        several = len(each.sizes) > 1
+        yield from _plots_of_map(each)
 
-        def pieces(axes: Axes, each: WeightMap = each, order: Sequence[int] = tuple(order)) -> None:
-            _boards(axes, each.sizes.mean(0)[list(order)], [each.planes[i] for i in order], signed=False)
 
+def _plots_of_map(each: WeightMap) -> Iterator[Plot]:
+    order = _ordered(each.planes)
+    names = [each.planes[i] for i in order]
+    several = len(each.sizes) > 1
+    yield Plot(
+        f"Size of weights by piece and square: {each.part}",
+        lambda axes: _boards(axes, each.sizes.mean(0)[order], names, signed=False),
+        note="Mean magnitude over all neurons" + (" and buckets" if several else "") + ", own side below.",
+        plain=True,
+        height=1.75,
+    )
+    if not several:
+        return
+    states = len(each.states)
+
+    def kings(axes: Axes) -> None:
+        by_bucket = each.sizes.mean((1, 2)).reshape(-1, states).mean(1)
+        board = np.where(each.king_buckets >= 0, by_bucket[np.maximum(each.king_buckets, 0)], np.nan).reshape(8, 8)
+        image = axes.imshow(board, origin="lower", cmap="viridis", aspect="equal")
+        middle = (np.nanmin(board) + np.nanmax(board)) / 2
+        for square, bucket in enumerate(each.king_buckets.tolist()):
+            if bucket >= 0:
+                rank, file = divmod(square, 8)
+                color = "white" if board[rank, file] < middle else "black"
+                axes.text(file, rank, str(bucket), ha="center", va="center", fontsize=6.5, color=color)
+        axes.set_xticks(range(8), list("abcdefgh"))
+        axes.set_yticks(range(8), [str(rank + 1) for rank in range(8)])
+        axes.tick_params(length=0)
+        axes.figure.colorbar(image, ax=axes, shrink=0.9).outline.set_visible(False)
+
+    has_kings = bool((each.king_buckets >= 0).any())
+    bucket = "king bucket" if has_kings else "bucket"
+    if has_kings:
         yield Plot(
-            f"Size of weights by piece and square: {each.part}",
-            pieces,
-            note="Mean magnitude over all neurons" + (" and buckets" if several else "") + ", own side below.",
+            f"Size of weights by king: {each.part}",
+            kings,
+            note="Numbers are king buckets. Small weights belong to king squares that are rare in training.",
             plain=True,
-            height=1.75,
+            height=2.8,
         )
-        if not several:
-            continue
 
-        def kings(axes: Axes, each: WeightMap = each) -> None:
-            by_bucket = each.sizes.mean((1, 2)).reshape(-1, len(each.states)).mean(1)
-            board = np.where(each.king_buckets >= 0, by_bucket[np.maximum(each.king_buckets, 0)], np.nan).reshape(8, 8)
-            image = axes.imshow(board, origin="lower", cmap="viridis", aspect="equal")
-            middle = (np.nanmin(board) + np.nanmax(board)) / 2
-            for square, bucket in enumerate(each.king_buckets.tolist()):
-                if bucket >= 0:
-                    rank, file = divmod(square, 8)
-                    color = "white" if board[rank, file] < middle else "black"
-                    axes.text(file, rank, str(bucket), ha="center", va="center", fontsize=6.5, color=color)
-            axes.set_xticks(range(8), list("abcdefgh"))
-            axes.set_yticks(range(8), [str(rank + 1) for rank in range(8)])
-            axes.tick_params(length=0)
-            axes.figure.colorbar(image, ax=axes, shrink=0.9).outline.set_visible(False)
+    def table(axes: Axes) -> None:
+        image = axes.imshow(each.sizes.mean(2)[:, order].T, cmap="viridis", aspect="auto")
+        axes.set_yticks(range(len(order)), [_short(name) for name in names])
+        axes.tick_params(length=0, labelsize=6.5)
+        axes.set_xlabel(bucket if states == 1 else f"{bucket}, state")
+        ticks = range(0, len(each.sizes), max(1, len(each.sizes) // 8))
+        axes.set_xticks(ticks, [str(i) if states == 1 else f"{i // states}, {i % states}" for i in ticks])
+        axes.figure.colorbar(image, ax=axes, shrink=0.9).outline.set_visible(False)
 
-        has_kings = bool((each.king_buckets >= 0).any())
-        bucket = "king bucket" if has_kings else "bucket"
-        if has_kings:
-            yield Plot(
-                f"Size of weights by king: {each.part}",
-                kings,
-                note="Numbers are king buckets. Small weights belong to king squares that are rare in training.",
-                plain=True,
-                height=2.8,
-            )
-
-        def table(
-            axes: Axes, each: WeightMap = each, order: Sequence[int] = tuple(order), bucket: str = bucket
-        ) -> None:
-            image = axes.imshow(each.sizes.mean(2)[:, list(order)].T, cmap="viridis", aspect="auto")
-            axes.set_yticks(range(len(order)), [_short(each.planes[i]) for i in order])
-            axes.tick_params(length=0, labelsize=6.5)
-            states = len(each.states)
-            axes.set_xlabel(bucket if states == 1 else f"{bucket}, state")
-            ticks = range(0, len(each.sizes), max(1, len(each.sizes) // 8))
-            axes.set_xticks(ticks, [str(i) if states == 1 else f"{i // states}, {i % states}" for i in ticks])
-            axes.figure.colorbar(image, ax=axes, shrink=0.9).outline.set_visible(False)
-
-        states = "; ".join(f"{number}: {name}" for number, name in enumerate(each.states) if name)
-        yield Plot(
-            f"Size of weights by {bucket} and piece: {each.part}",
-            table,
-            note=f"States: {states}." if states else "",
-            plain=True,
-            height=2.6,
-        )
+    named = "; ".join(f"{number}: {name}" for number, name in enumerate(each.states) if name)
+    yield Plot(
+        f"Size of weights by {bucket} and piece: {each.part}",
+        table,
+        note=f"States: {named}." if named else "",
+        plain=True,
+        height=2.6,
+    )
 
 
 def _single_neurons(found: Inspection, neurons: Sequence[int]) -> Iterator[Plot]:
@@ -320,39 +312,24 @@ def _single_neurons(found: Inspection, neurons: Sequence[int]) -> Iterator[Plot]
         )
 
 
-def _against(x: Floats, y: Floats, across: str, up: str) -> Draw:
-    def draw(axes: Axes) -> None:
-        most = float(np.abs(np.concatenate([x, y])).max(initial=1)) * 1.05
-        axes.plot([-most, most], [-most, most], color=GRID, linewidth=1)
-        axes.plot(x, y, "o", color=SERIES[0], markersize=2.2, alpha=0.5, markeredgewidth=0)
-        axes.set_xlim(-most, most)
-        axes.set_ylim(-most, most)
-        axes.set_xlabel(across)
-        axes.set_ylabel(up)
-
-    return draw
+def _integers_and_floats(found: Inspection) -> list[Plot]:
+    if found.agreement is None or not len(found.agreement.floats):
+        return []
+    floats, integers = thin(found.agreement.floats, found.agreement.integers)
+    draw = scores_against(floats, integers, "float model, engine units", "integers")
+    return [Plot("Float model and integers", draw, note=_differences(_sizes(found.agreement.difference)))]
 
 
-def _integers_and_floats(found: Inspection) -> Iterator[Plot]:
-    if found.agreement is not None and len(found.agreement.floats):
-        floats, integers = thin(found.agreement.floats, found.agreement.integers)
-        difference = np.abs(found.agreement.difference)
-        yield Plot(
-            "Float model and integers",
-            _against(floats, integers, "float model, engine units", "integers"),
-            note=f"Differences: {difference.mean():.2f} in size on average, {difference.max():.0f} at most.",
-        )
+def _two_nets(found: Inspection) -> list[Plot]:
+    if found.other_scores is None or not len(found.other_scores):
+        return []
+    mine, other = thin(found.scores, found.other_scores)
+    draw = scores_against(mine, other, "this net, engine units", "the other net")
+    return [Plot("Scores of both nets", draw, note=_differences(_score_difference(found)))]
 
 
-def _two_nets(found: Inspection) -> Iterator[Plot]:
-    if found.other_scores is not None and len(found.other_scores):
-        mine, other = thin(found.scores, found.other_scores)
-        scores = _score_difference(found)
-        yield Plot(
-            "Scores of both nets",
-            _against(mine, other, "this net, engine units", "the other net"),
-            note=f"Differences: {scores['mean_size']:.2f} in size on average, {scores['largest']:.0f} at most.",
-        )
+def _differences(sizes: dict[str, Any]) -> str:
+    return f"Differences: {sizes['mean_size']:.2f} in size on average, {sizes['largest']:.0f} at most."
 
 
 def page(found: Inspection, neurons: Sequence[int] = ()) -> Page:
@@ -394,7 +371,7 @@ def _difference_section(found: Inspection) -> Section:
         f"Against {found.against}, in integer steps; changed: by half a step or more.",
         facts=[("scores", words)],
         tables=[Table(["tensor", "mean", "largest", "changed", "correlation"], rows)] if rows else [],
-        plots=list(_two_nets(found)),
+        plots=_two_nets(found),
     )
 
 

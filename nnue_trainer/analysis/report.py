@@ -15,16 +15,8 @@ import yaml
 
 from nnue_trainer.analysis import smoothing
 from nnue_trainer.analysis.agreement import Positions, agreement, some_positions
-from nnue_trainer.analysis.report_plots import (
-    agreement_plots,
-    both_losses_plot,
-    course_plots,
-    loss_plots,
-    match_plots,
-    net_plots,
-    net_words,
-)
-from nnue_trainer.analysis.runs import Records, Run, read_run
+from nnue_trainer.analysis.report_plots import agreement_plots, curve_sections
+from nnue_trainer.analysis.runs import Records, Run, folder_of, read_run
 from nnue_trainer.base.arrays import Floats
 from nnue_trainer.base.progress import duration, positions, size
 from nnue_trainer.errors import UserError
@@ -370,15 +362,7 @@ def build(paths: Sequence[Path]) -> Page:
     page = Page(", ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs")
     page.subtitle = time.strftime("NNUE training, as of %Y-%m-%d %H:%M UTC", time.gmtime())
     page.sections.append(_overview(runs, failures))
-    for title, plots in (
-        ("Loss", [*(both_losses_plot(runs[0]) if len(runs) == 1 else ()), *loss_plots(runs)]),
-        ("Matches", list(match_plots(runs))),
-        ("Course", list(course_plots(runs))),
-        ("Weights and neurons", list(net_plots(runs))),
-    ):
-        if plots:
-            words = net_words(runs) if title == "Weights and neurons" else ""
-            page.sections.append(Section(title, text=words, plots=plots))
+    page.sections += [section for section in curve_sections(runs) if section.plots]
     for section in (
         _agreement_section(runs),
         _data_section(runs),
@@ -401,17 +385,13 @@ def write(paths: Sequence[Path], out: Path | None = None, overwrite: bool = Fals
     """Writes the HTML page of `nnue report` about one run or several, and returns its path. Without `out`: report.html
     in the folder of the run, or in the working directory for several. `apart`: another process draws the plots, so
     that no process needs the memory of torch and of matplotlib."""
-    target = out or (_inside(paths[0]) if len(paths) == 1 else Path("report.html"))
+    target = out or Path("report.html")
+    if out is None and len(paths) == 1:
+        read_run(paths[0])  # a mistyped folder is not made
+        target = folder_of(paths[0]) / target
     check_replaceable(target, overwrite)
     save(build(paths), target, apart)
     return target
-
-
-def _inside(path: Path) -> Path:
-    if path.suffix == ".safetensors" and path.parent.name == "checkpoints":
-        path = path.parent.parent
-    read_run(path)  # a mistyped folder is not made
-    return path / "report.html"
 
 
 def write_for_training(run_dir: Path) -> Path:

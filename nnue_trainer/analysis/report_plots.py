@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nnue_trainer.analysis import smoothing
-from nnue_trainer.analysis.agreement import Agreement
+from nnue_trainer.analysis.agreement import Agreement, scores_against
 from nnue_trainer.analysis.runs import Records, Run
 from nnue_trainer.base.arrays import Floats
-from nnue_trainer.files.pages.plots import GRID, INK, SERIES, SOFT, Plot, envelope, scale_of, thin
+from nnue_trainer.files.pages.page import Section
+from nnue_trainer.files.pages.plots import INK, SERIES, SOFT, Draw, Plot, envelope, scale_of, thin
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,16 +43,28 @@ def _legend(curves: Sequence[Curve], runs: Sequence[Run]) -> list[tuple[str, str
     return [(curve.run.name, curve.color) for curve in curves] if len(runs) > 1 else []
 
 
-def _draw(curves: Sequence[Curve], label: str, line: Callable[[Axes, Curve, float], None]) -> Callable[[Axes], None]:
+def _draw(
+    curves: Sequence[Curve],
+    label: str,
+    line: Callable[[Axes, Curve, float], None],
+    fitted: Callable[[Floats], Floats] | None = None,
+) -> Draw:
+    """Draws each curve by `line`. `fitted`: the values of a curve that `_fit` limits the axis to."""
+
     def draw(axes: Axes) -> None:
         divisor, word = scale_of(max((float(np.nanmax(curve.x)) for curve in curves), default=1))
         for curve in curves:
             line(axes, curve, divisor)
-        axes.set_xlabel(f"positions{f', {word}' if word else ''}")
-        axes.set_ylabel(label)
+        axes.set(xlabel=f"positions{f', {word}' if word else ''}", ylabel=label)
         axes.margins(x=0.02)
+        if fitted is not None:
+            _fit(axes, [fitted(curve.y) for curve in curves])
 
     return draw
+
+
+def _as_it_is(values: Floats) -> Floats:
+    return values
 
 
 def _raw(axes: Axes, curve: Curve, divisor: float, alpha: float = 0.3) -> None:
@@ -90,13 +103,9 @@ def loss_plots(runs: Sequence[Run]) -> Iterator[Plot]:
             if len(x) > 1:
                 axes.plot(x, y, color=curve.color)
 
-        def drawn(axes: Axes) -> None:
-            _draw(train, "training loss", loss)(axes)
-            _fit(axes, [curve.y for curve in train])
-
         yield Plot(
             "Training loss",
-            drawn,
+            _draw(train, "training loss", loss, _as_it_is),
             note=f"Faint: each record. Line: exponentially weighted mean, span {words} records. It moves with λ.",
             legend=_legend(train, runs),
         )
@@ -107,14 +116,13 @@ def loss_plots(runs: Sequence[Run]) -> Iterator[Plot]:
             axes.fill_between(x, middle - spread, middle + spread, color=curve.color, alpha=0.18, linewidth=0)
             axes.plot(x, middle, color=curve.color)
 
-        def rolled(axes: Axes) -> None:
-            _draw(train, "training loss", rolling)(axes)
-            _fit(axes, [smoothing.band(curve.y, smoothing.window_for(len(curve.y)))[0] for curve in train])
+        def rolled(values: Floats) -> Floats:
+            return smoothing.band(values, smoothing.window_for(len(values)))[0]
 
         if max(len(curve.y) for curve in train) >= 10:
             yield Plot(
                 "Training loss and its noise",
-                rolled,
+                _draw(train, "training loss", rolling, rolled),
                 note=f"Rolling mean over {words} records, and one standard deviation of a record to each side.",
                 legend=_legend(train, runs),
             )
@@ -132,13 +140,9 @@ def loss_plots(runs: Sequence[Run]) -> Iterator[Plot]:
                 best = int(np.nanargmin(curve.y))
                 axes.plot(curve.x[best] / divisor, curve.y[best], "*", color=curve.color, markersize=10)
 
-        def shown(axes: Axes) -> None:
-            _draw(validation, "validation loss", held_out)(axes)
-            _fit(axes, [curve.y for curve in validation])
-
         yield Plot(
             "Validation loss",
-            shown,
+            _draw(validation, "validation loss", held_out, _as_it_is),
             note="The star is the best one. Compare runs only if loss, final λ and held-out positions are the same.",
             legend=_legend(validation, runs),
         )
@@ -155,13 +159,9 @@ def both_losses_plot(run: Run) -> Iterator[Plot]:
         x, y = thin(curve.x / divisor, smoothing.middle(curve.y, min(5, len(curve.y))))
         axes.plot(x, y, color=curve.color, marker="o" if len(x) == 1 else "")
 
-    def both(axes: Axes) -> None:
-        _draw(curves, "loss", line)(axes)
-        _fit(axes, [curve.y for curve in curves])
-
     yield Plot(
         "Training and validation loss",
-        both,
+        _draw(curves, "loss", line, _as_it_is),
         note="Medians of five records. The training loss uses the λ of its step, the validation loss the final λ.",
         legend=[("training", curves[0].color), ("validation", curves[1].color)],
     )
@@ -291,39 +291,40 @@ def net_plots(runs: Sequence[Run]) -> Iterator[Plot]:
         yield from _plain_plot(runs, "validation", name, title, label, note=note, factor=100, zero=True)
     for run in runs:
         of = f" of {run.name}" if len(runs) > 1 else ""
-        for prefix, title, label, note, factor in (
-            ("reach/", "Largest weights", "% of the limit", "Weights are clipped at 100 %, the largest integer.", 100),
-            ("at_limit/", "Clipped weights", "% of the tensor", "Share of weights at their limit.", 100),
-        ):
-            found = {name: values * factor for name, values in run.validation.named(prefix).items()}
-            found = {name: values for name, values in found.items() if np.isfinite(values).any()}
-            if not any(np.nanmax(values) > 0 for values in found.values()):
-                continue
-            largest = sorted(found, key=lambda name: -float(np.nanmax(found[name])))[:_MOST_TENSORS]
-            left = len(found) - len(largest)
-            lines = [
-                Curve(run, SERIES[number], run.positions(run.validation), found[name])
-                for number, name in enumerate(largest)
-            ]
+        reach = "Weights are clipped at 100 %, the largest integer."
+        yield from _tensor_plot(run, "reach/", f"Largest weights{of}", "% of the limit", reach, limit=100)
+        at_limit = "Share of weights at their limit."
+        yield from _tensor_plot(run, "at_limit/", f"Clipped weights{of}", "% of the tensor", at_limit)
 
-            def line(axes: Axes, curve: Curve, divisor: float) -> None:
-                marker = "o" if len(curve.y) == 1 else ""
-                axes.plot(curve.x / divisor, curve.y, marker=marker, color=curve.color, linewidth=1.3)
 
-            def draw(
-                axes: Axes, lines: Sequence[Curve] = tuple(lines), label: str = label, full: bool = prefix == "reach/"
-            ) -> None:
-                _draw(lines, label, line)(axes)
-                axes.set_ylim(bottom=0)
-                if full:
-                    axes.axhline(100, color=SOFT, linewidth=0.8, linestyle="dashed")
+def _tensor_plot(
+    run: Run, prefix: str, title: str, label: str, note: str, limit: float | None = None
+) -> Iterator[Plot]:
+    """The tensors with the largest figures of a kind, in per cent; nothing if all are 0."""
+    found = {name: 100 * values for name, values in run.validation.named(prefix).items() if np.isfinite(values).any()}
+    if not any(np.nanmax(values) > 0 for values in found.values()):
+        return
+    largest = sorted(found, key=lambda name: -float(np.nanmax(found[name])))[:_MOST_TENSORS]
+    left = len(found) - len(largest)
+    x = run.positions(run.validation)
+    curves = [Curve(run, SERIES[number], x, found[name]) for number, name in enumerate(largest)]
 
-            yield Plot(
-                f"{title}{of}",
-                draw,
-                note=note + (f" {left} more tensors stay lower." if left else ""),
-                legend=[(name, curve.color) for name, curve in zip(largest, lines, strict=True)],
-            )
+    def line(axes: Axes, curve: Curve, divisor: float) -> None:
+        marker = "o" if len(curve.y) == 1 else ""
+        axes.plot(curve.x / divisor, curve.y, marker=marker, color=curve.color, linewidth=1.3)
+
+    def draw(axes: Axes) -> None:
+        _draw(curves, label, line)(axes)
+        axes.set_ylim(bottom=0)
+        if limit is not None:
+            axes.axhline(limit, color=SOFT, linewidth=0.8, linestyle="dashed")
+
+    yield Plot(
+        title,
+        draw,
+        note=note + (f" {left} more tensors stay lower." if left else ""),
+        legend=[(name, curve.color) for name, curve in zip(largest, curves, strict=True)],
+    )
 
 
 def net_words(runs: Sequence[Run]) -> str:
@@ -343,24 +344,26 @@ def net_words(runs: Sequence[Run]) -> str:
     return f"At every validation: {', '.join(never)}." if never else ""
 
 
-def agreement_plots(found: Agreement, of: str, color: str) -> Iterator[Plot]:
-    def scatter(axes: Axes) -> None:
-        most = float(np.abs(np.concatenate([found.floats, found.integers])).max(initial=1)) * 1.05
-        axes.plot([-most, most], [-most, most], color=GRID, linewidth=1)
-        axes.plot(found.floats, found.integers, "o", color=color, markersize=2.2, alpha=0.55, markeredgewidth=0)
-        axes.set_xlim(-most, most)
-        axes.set_ylim(-most, most)
-        axes.set_xlabel("float model, engine units")
-        axes.set_ylabel("integers, engine units")
+def curve_sections(runs: Sequence[Run]) -> list[Section]:
+    """The sections of the pages with curves of runs; some may have no plots."""
+    both = both_losses_plot(runs[0]) if len(runs) == 1 else ()
+    return [
+        Section("Loss", plots=[*both, *loss_plots(runs)]),
+        Section("Matches", plots=list(match_plots(runs))),
+        Section("Course", plots=list(course_plots(runs))),
+        Section("Weights and neurons", text=net_words(runs), plots=list(net_plots(runs))),
+    ]
 
+
+def agreement_plots(found: Agreement, of: str, color: str) -> Iterator[Plot]:
     def histogram(axes: Axes) -> None:
         difference = found.difference
         most = max(1.0, float(np.quantile(np.abs(difference), 0.995)) * 1.1)
         axes.hist(np.clip(difference, -most, most), bins=41, range=(-most, most), color=color, linewidth=0)
         axes.axvline(0, color=INK, linewidth=0.7)
-        axes.set_xlabel("integers − float model, engine units")
-        axes.set_ylabel("positions")
+        axes.set(xlabel="integers − float model, engine units", ylabel="positions")
 
+    scatter = scores_against(found.floats, found.integers, "float model, engine units", "integers, engine units", color)
     yield Plot(f"Scores{of}", scatter, note="One dot per position, from the side to move.")
     yield Plot(
         f"Differences{of}",

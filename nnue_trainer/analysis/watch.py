@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from nnue_trainer.analysis.report import judge, number
-from nnue_trainer.analysis.report_plots import course_plots, loss_plots, match_plots, net_plots, net_words
+from nnue_trainer.analysis.report_plots import curve_sections
 from nnue_trainer.analysis.runs import PARTS, Run, folder_of, read_run
 from nnue_trainer.base import system
 from nnue_trainer.base.progress import duration, positions, size
@@ -71,17 +71,9 @@ def build(path: Path, refresh: int = 0) -> Page:
     page.subtitle = time.strftime("NNUE training, as of %Y-%m-%d %H:%M:%S UTC", time.gmtime())
     page.sections.append(_now(run, state))
     games, problem = _last_games(run.path)
-    for section in (
-        Section("Loss", plots=list(loss_plots([run]))),
-        Section(
-            "Matches",
-            plots=list(match_plots([run])),
-            tables=[games] if games else [],
-            warnings=[problem] if problem else [],
-        ),
-        Section("Course", plots=list(course_plots([run]))),
-        Section("Weights and neurons", text=net_words([run]), plots=list(net_plots([run]))),
-    ):
+    for section in curve_sections([run]):
+        if section.title == "Matches":
+            section.tables, section.warnings = [games] if games else [], [problem] if problem else []
         if section.plots or section.tables or section.warnings:
             page.sections.append(section)
     return page

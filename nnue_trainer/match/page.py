@@ -100,8 +100,7 @@ def _elo(points: Sequence[int]) -> Draw:
             if settled.any():
                 reach = float(np.max(np.abs(elo[settled]) + error[settled]))
                 axes.set_ylim(-1.1 * reach, 1.1 * reach)
-        axes.set_xlabel("pairs")
-        axes.set_ylabel("Elo")
+        axes.set(xlabel="pairs", ylabel="Elo")
 
     return draw
 
@@ -112,8 +111,7 @@ def _llr(points: Sequence[int], test: Sprt) -> Draw:
         axes.plot(at, [test.llr(row) for row in rows], "-" if len(at) > 1 else "o", color=SERIES[0])
         axes.axhline(test.upper, color=GOOD, linestyle="--", linewidth=1)
         axes.axhline(test.lower, color=BAD, linestyle="--", linewidth=1)
-        axes.set_xlabel("pairs")
-        axes.set_ylabel("LLR")
+        axes.set(xlabel="pairs", ylabel="LLR")
 
     return draw
 
@@ -122,7 +120,6 @@ def _pairs(counts: Sequence[int]) -> Draw:
     def draw(axes: Axes) -> None:
         axes.bar(range(5), counts, color=SERIES[0])
         axes.set_xticks(range(5), ["0", "½", "1", "1½", "2"])
-        axes.set_xlabel("points")
-        axes.set_ylabel("pairs")
+        axes.set(xlabel="points", ylabel="pairs")
 
     return draw

@@ -349,7 +349,7 @@ def test_the_command(trained, tmp_path, project_root, nnue):
     status, out, _ = nnue("inspect", run / "checkpoints" / "last.safetensors", "--json")
     assert json.loads(out)["architecture"]["kind"] == "layered"
     for arguments, message in (
-        ([tmp_path], "so no run to inspect"),
+        ([tmp_path], "not the folder of a run: expected checkpoints/last.safetensors in it"),
         ([tmp_path / "nothing.nnue"], "nothing.nnue"),
         ([run, "--neuron", "99"], "the first layer has 32 neurons"),
         ([run, "--data", tmp_path / "none.binpack"], "none.binpack"),

@@ -102,8 +102,7 @@ def _elo(found: Comparison) -> Draw:
             elo, error = (difference.elo, difference.error) if difference else (0.0, 0.0)
             axes.errorbar([number], [elo], yerr=[error], fmt="o", color=_color(number), capsize=3)
         axes.set_xticks(range(len(found.labels)), [str(number + 1) for number in range(len(found.labels))])
-        axes.set_xlabel("recipe")
-        axes.set_ylabel("Elo")
+        axes.set(xlabel="recipe", ylabel="Elo")
 
     return draw
 
@@ -115,8 +114,7 @@ def _scatter(found: Comparison, name: str) -> Draw:
         for net, elo, team in zip(found.nets, ratings.nets, found.plan.teams, strict=True):
             axes.plot([net.figures[name]], [elo], "o", color=_color(team), markersize=4)
         axes.locator_params(axis="x", nbins=4)
-        axes.set_xlabel(name)
-        axes.set_ylabel("Elo")
+        axes.set(xlabel=name, ylabel="Elo")
 
     return draw
 
