@@ -162,18 +162,13 @@ class Engine(Closing):
         Raises UserError for an answer without a move, or with a score that is not a number.
         """
         self.send(f"position fen {fen}" + (f" moves {' '.join(moves)}" if moves else ""))
-        command, last, scored = f"go {limit}", "", ""
-        for line in self.answer(command, "bestmove", limit=_LONGEST_SEARCH):
+        self._command, last, scored = f"go {limit}", "", ""
+        for line in self.answer(self._command, "bestmove", limit=_LONGEST_SEARCH):
             last = line
             if line.startswith("info ") and _has_exact_score(line.split()):
                 scored = line
-        best = last.split()[1:2]
-        if not best or not _MOVE.fullmatch(best[0]):
-            raise self._wrong_answer(command, last, "'bestmove' and a move")
-        if not scored:
-            return best[0], "", 0
-        kind, value = self._score(command, scored, scored.split())
-        return best[0], kind, value
+        move = self.found(last.encode()).move
+        return (move, *self._score(scored, scored.split())) if scored else (move, "", 0)
 
     def ask(self, command: str, last: str, *, seconds: float | None = None) -> list[str]:
         """The lines of the answer to `command`, up to the one that begins with the word `last`."""
@@ -204,11 +199,7 @@ class Engine(Closing):
                 yield line
                 if line.split(maxsplit=1)[:1] == [last]:
                     return
-            if len(self._incoming) > _LONGEST_LINE:
-                begin = quoted(self._incoming[:40].decode(errors="replace") + "…")
-                raise UserError(f"{asked}, but a line of more than {_LONGEST_LINE:,} bytes: {begin}")
-            if printed > limit:
-                raise UserError(f"{asked} in the first {limit:,} bytes of its answer")
+            self._check_length(asked, 0, printed, limit)
             if self._ended or self._killed:
                 raise EngineEnded(f"engine {self._shown}: ended at {quoted(command)}{self._last_words()}")
             remaining = deadline - time.monotonic()
@@ -264,8 +255,7 @@ class Engine(Closing):
         as it is complete. Raises EngineEnded and UserError as `answer` does."""
         data = os.read(descriptor, 1 << 16)
         if descriptor == self._stderr_fd:
-            self._stderr += data
-            del self._stderr[:-_KEPT_OF_STDERR]
+            self._keep_of_stderr(data)
             return None
         if not self._incoming and data.endswith(b"\n"):  # the usual case: the rest of an answer in one piece
             line_at = data.rfind(b"\n", 0, -1) + 1
@@ -286,11 +276,7 @@ class Engine(Closing):
             at = self._incoming.find(self._awaited, end)
         self._scanned = self._incoming.rfind(b"\n") + 1
         asked = f"engine {self._shown}: no {self._awaited.decode()!r} for {quoted(self._command)}"
-        if len(self._incoming) - self._scanned > _LONGEST_LINE:
-            begin = quoted(self._incoming[self._scanned :][:40].decode(errors="replace") + "…")
-            raise UserError(f"{asked}, but a line of more than {_LONGEST_LINE:,} bytes: {begin}")
-        if self._received > _LONGEST_SEARCH:
-            raise UserError(f"{asked} in the first {_LONGEST_SEARCH:,} bytes of its answer")
+        self._check_length(asked, self._scanned, self._received, _LONGEST_SEARCH)
         if not data:
             self._ended = True
             raise EngineEnded(f"engine {self._shown}: ended at {quoted(self._command)}{self._last_words()}")
@@ -302,14 +288,14 @@ class Engine(Closing):
         words = answer[line_at:].split()
         move = words[1].decode(errors="replace") if len(words) > 1 else ""
         if not _MOVE.fullmatch(move):
-            raise self._wrong_answer(self._command, answer[line_at:].decode(errors="replace"), "'bestmove' and a move")
+            raise self._wrong_answer(answer[line_at:].decode(errors="replace"), "'bestmove' and a move")
         at = answer.rfind(b" score ", 0, line_at)
         while at >= 0:
             begin, end = answer.rfind(b"\n", 0, at) + 1, answer.find(b"\n", at)
             line = answer[begin:end].decode(errors="replace")
             words_of_line = line.split()
             if words_of_line[0] == "info" and _has_exact_score(words_of_line):
-                kind, value = self._score(self._command, line, words_of_line)
+                kind, value = self._score(line, words_of_line)
                 depth = words_of_line[words_of_line.index("depth") + 1] if "depth" in words_of_line[:-1] else ""
                 return Found(move, kind, value, int(depth) if depth.isdigit() and len(depth) < 6 else 0)
             at = answer.rfind(b" score ", 0, begin)
@@ -348,13 +334,7 @@ class Engine(Closing):
             self._selector.register(self._stdin, selectors.EVENT_WRITE)
         for key, _ in self._selector.select(seconds):
             if key.fd == self._stdin:
-                try:
-                    del self._outgoing[: os.write(self._stdin, self._outgoing)]
-                except BlockingIOError:
-                    continue
-                except OSError:  # it reads no more; what it still prints may explain why
-                    self._outgoing.clear()
-                if not self._outgoing:
+                if self.flush():
                     self._selector.unregister(self._stdin)
                 continue
             data = os.read(key.fd, 1 << 16)
@@ -362,10 +342,21 @@ class Engine(Closing):
                 self._incoming += data
                 self._ended |= not data
             else:
-                self._stderr += data
-                del self._stderr[:-_KEPT_OF_STDERR]
+                self._keep_of_stderr(data)
             if not data:
                 self._selector.unregister(key.fd)
+
+    def _keep_of_stderr(self, data: bytes) -> None:
+        self._stderr += data
+        del self._stderr[:-_KEPT_OF_STDERR]
+
+    def _check_length(self, asked: str, line_at: int, printed: int, limit: int) -> None:
+        """UserError for an answer without an end that has too many bytes, or too many in the line at `line_at`."""
+        if len(self._incoming) - line_at > _LONGEST_LINE:
+            begin = quoted(self._incoming[line_at:][:40].decode(errors="replace") + "…")
+            raise UserError(f"{asked}, but a line of more than {_LONGEST_LINE:,} bytes: {begin}")
+        if printed > limit:
+            raise UserError(f"{asked} in the first {limit:,} bytes of its answer")
 
     def _last_words(self) -> str:
         """How the process ended, and the last line on its standard error, where they are known."""
@@ -381,20 +372,19 @@ class Engine(Closing):
         said = self._stderr.decode(errors="replace").strip().splitlines()
         return words + (f": {shown(said[-1])}" if said else "")
 
-    def _score(self, command: str, line: str, words: Sequence[str]) -> tuple[str, int]:
+    def _score(self, line: str, words: Sequence[str]) -> tuple[str, int]:
         """The score of an `info` line that has one."""
         kind, number = [*words[words.index("score") + 1 :], "", ""][:2]
         most = {"cp": _MAX_CENTIPAWNS, "mate": _MAX_MATE}.get(kind, -1)
         if not _NUMBER.fullmatch(number) or abs(int(number)) > most:
-            raise self._wrong_answer(
-                command,
-                line,
-                f"'score cp' and a number within ±{_MAX_CENTIPAWNS:,}, or 'score mate' and one within ±{_MAX_MATE:,}",
+            expected = (
+                f"'score cp' and a number within ±{_MAX_CENTIPAWNS:,}, or 'score mate' and one within ±{_MAX_MATE:,}"
             )
+            raise self._wrong_answer(line, expected)
         return kind, int(number)
 
-    def _wrong_answer(self, command: str, line: str, expected: str) -> UserError:
-        return UserError(f"engine {self._shown}: answered {command!r} with {quoted(line)}, expected {expected}")
+    def _wrong_answer(self, line: str, expected: str) -> UserError:
+        return UserError(f"engine {self._shown}: answered {self._command!r} with {quoted(line)}, expected {expected}")
 
 
 def _has_exact_score(words: Sequence[str]) -> bool:
