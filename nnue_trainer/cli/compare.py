@@ -105,7 +105,9 @@ def compare(
     from nnue_trainer.analysis.comparison import plan as plans
     from nnue_trainer.analysis.comparison import run as runs
     from nnue_trainer.analysis.comparison.recipes import check_comparable, entrants_of
-    from nnue_trainer.match.run import Part
+    from nnue_trainer.match.openings import OpeningOptions
+    from nnue_trainer.match.play import Limit
+    from nnue_trainer.match.run import MatchOptions, Part
 
     if equal not in ("positions", "time", "none"):
         raise UserError(f"--equal {quoted(equal)}: expected positions, time or none")
@@ -115,7 +117,13 @@ def compare(
     folder = output or Path("compare") / "-".join(re.sub(r"\W+", "_", entrant.label) for entrant in entrants[:4])
     if overwrite:
         _clear(folder)
-    options = _options(pairs, nodes, openings, plies, seed, concurrency, sprt)
+    options = MatchOptions(
+        Limit(nodes=nodes or 10_000),
+        pairs,
+        OpeningOptions(str(openings) if openings else None, seed=seed, plies=plies),
+        sprt=sprt_of(sprt),
+        concurrency=concurrency or 4 * usable_cpus(),
+    )
     player = _Player(engine, {"Hash": str(hash_mb)} | uci_options(option), net_option)
     with ended_by_second_signal():
         playing = any((folder / runs.MATCH).glob("*.journal"))  # its own progress has the time
@@ -156,22 +164,6 @@ def seeds_of(text: str) -> list[int]:
     if not 1 <= len(found) <= 1000 or len(set(found)) < len(found):
         raise UserError(f"--seeds {quoted(text)}: expected 1 to 1000 different seeds")
     return found
-
-
-def _options(
-    pairs: int, nodes: int | None, book: Path | None, plies: int, seed: int, concurrency: int, sprt: str | None
-) -> MatchOptions:
-    from nnue_trainer.match.openings import OpeningOptions
-    from nnue_trainer.match.play import Limit
-    from nnue_trainer.match.run import MatchOptions
-
-    return MatchOptions(
-        Limit(nodes=nodes or 10_000),
-        pairs,
-        OpeningOptions(str(book) if book else None, seed=seed, plies=plies),
-        sprt=sprt_of(sprt),
-        concurrency=concurrency or 4 * usable_cpus(),
-    )
 
 
 def _pace(entrants: Sequence[Entrant], player: _Player, limit: Limit) -> float:

@@ -66,8 +66,7 @@ def rate(pairings: Sequence[Pairing], teams: Sequence[int]) -> Ratings | None:
     games that is over."""
     if not pairings or not all(pairing.points for pairing in pairings):
         return None
-    first, second, score, opening = _observations(pairings)
-    elo, covariance = _nets(first, second, score, opening, pairings, len(teams))
+    elo, covariance = _nets(pairings, len(teams))
     team_of = np.asarray(teams)
     sizes = np.bincount(team_of)
     elo = elo - elo[team_of == 0].mean()
@@ -104,28 +103,15 @@ def _within(covariance: Floats, team_of: npt.NDArray[np.int64]) -> float:
     return float(np.trace(centring @ covariance @ centring.T))
 
 
-def _observations(
-    pairings: Sequence[Pairing],
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Floats, npt.NDArray[np.int64]]:
-    """First net, second net, the first one's points (0 to 1) and the number of the opening of each pair of games."""
-    counts = [len(pairing.points) for pairing in pairings]
-    first = np.repeat([pairing.first for pairing in pairings], counts)
-    second = np.repeat([pairing.second for pairing in pairings], counts)
-    score = np.concatenate([np.asarray(pairing.points, float) / 4 for pairing in pairings])
-    return first, second, score, np.concatenate([np.arange(count) for count in counts])
-
-
-def _nets(
-    first: npt.NDArray[np.int64],
-    second: npt.NDArray[np.int64],
-    score: Floats,
-    opening: npt.NDArray[np.int64],
-    pairings: Sequence[Pairing],
-    nets: int,
-) -> tuple[Floats, Floats]:
+def _nets(pairings: Sequence[Pairing], nets: int) -> tuple[Floats, Floats]:
     """Elo of the nets, [nets], and the covariance of its errors, [nets, nets]; both up to a constant that all share."""
-    a = np.append(first, [pairing.first for pairing in pairings])
-    b = np.append(second, [pairing.second for pairing in pairings])
+    # Of each pair of games: its nets, the first one's points (0 to 1) and the number of its opening.
+    counts = [len(pairing.points) for pairing in pairings]
+    nets_of_pairings = np.array([(pairing.first, pairing.second) for pairing in pairings]).T
+    first, second = np.repeat(nets_of_pairings, counts, axis=1)
+    score = np.concatenate([np.asarray(pairing.points, float) / 4 for pairing in pairings])
+    opening = np.concatenate([np.arange(count) for count in counts])
+    a, b = np.append(first, nets_of_pairings[0]), np.append(second, nets_of_pairings[1])
     points = np.append(score, np.full(len(pairings), 0.5))
     weight = np.append(np.ones(len(score)), np.full(len(pairings), _DRAWN))
     elo = np.zeros(nets)

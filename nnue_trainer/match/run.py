@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +184,7 @@ def play_match(
                 _check_players(arena)
                 if progress:
                     progress(len(count), total)
-                for game in arena.play(_chain(first, tasks)):
+                for game in arena.play(chain([first], tasks)):
                     journal.add(game)
                     count.add(game)
                     if game.fault:
@@ -229,11 +229,6 @@ def _tasks(count: Count, openings: Openings, part: Part, stop_early: bool) -> It
                 return
             if number not in count:
                 yield Task(number, white, black, openings[pair // len(count.pairings)])
-
-
-def _chain(first: Task, rest: Iterator[Task]) -> Iterator[Task]:
-    yield first
-    yield from rest
 
 
 def _check_players(arena: Arena) -> None:
@@ -324,19 +319,10 @@ def _pairing_json(result: MatchResult, pairing: Pairing) -> dict[str, Any]:
         "losses": lost,
         "statistics": plain(found),
     }
-    if result.sprt and len(result.pairings) == 1:
-        data["sprt"] = _sprt_json(result.sprt, pairing.counts)
+    if (test := result.sprt) and len(result.pairings) == 1:
+        state = {"lower": test.lower, "upper": test.upper, "llr": test.llr(pairing.counts), "verdict": result.verdict}
+        data["sprt"] = asdict(test) | state
     return data
-
-
-def _sprt_json(test: Sprt, counts: Sequence[int]) -> dict[str, Any]:
-    return {
-        **asdict(test),
-        "lower": test.lower,
-        "upper": test.upper,
-        "llr": test.llr(counts),
-        "verdict": test.verdict(counts),
-    }
 
 
 def summary(result: MatchResult) -> list[str]:
