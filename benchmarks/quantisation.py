@@ -25,7 +25,7 @@ import yaml
 from nnue_trainer import config, nets
 from nnue_trainer.config import Recipe
 from nnue_trainer.data import Filters, Loader, RecordLoader
-from nnue_trainer.export.comparison import FLOAT, INTEGER, ROUNDED, Comparison, chunks
+from nnue_trainer.export.comparison import FLOAT, INTEGER, ROUNDED, Comparison
 from nnue_trainer.files import checkpoint as checkpoints
 from nnue_trainer.losses import mean
 from nnue_trainer.optim import Optimizer
@@ -90,11 +90,11 @@ def trained(preset: str, steps: int, way: str, positions: int) -> dict[str, Any]
         saved = checkpoints.load(Path(folder) / "run" / "checkpoints" / "last.safetensors")
     comparison, left = Comparison(saved, preset), positions
     options: dict[str, Any] = {"shuffle": False, "filters": Filters.none()}
-    with RecordLoader([SAMPLES / "val.binpack"], 4096, **options) as loader:
+    with RecordLoader([SAMPLES / "val.binpack"], 1024, **options) as loader:
         for block in loader:
-            for records in chunks(block.numpy()[:left]):
-                comparison.add(records)
-                left -= len(records)
+            records = block.numpy()[:left]
+            comparison.add(records)
+            left -= len(records)
             if left <= 0:
                 break
     float_integer, exact = comparison.differences[FLOAT, INTEGER], comparison.differences[ROUNDED, INTEGER]

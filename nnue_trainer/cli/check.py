@@ -39,7 +39,7 @@ def check_command(
 ) -> None:
     """Compare the float, fake-quantised and integer evaluation of a checkpoint on real positions."""
     from nnue_trainer.data import Filters, LoaderOptions, RecordLoader
-    from nnue_trainer.export.comparison import LIMIT_FLOAT, LIMIT_QAT, Comparison, chunks
+    from nnue_trainer.export.comparison import LIMIT_FLOAT, LIMIT_QAT, Comparison
     from nnue_trainer.files import checkpoint as checkpoints
     from nnue_trainer.files.inputs import data_files
 
@@ -53,12 +53,12 @@ def check_command(
     with progress_bar("comparing", "positions") as progress:
         progress(0, positions)
         options: LoaderOptions = {"shuffle": False, "drop_last": False, "filters": Filters.none()}
-        with RecordLoader(files, min(positions, 4096), **options) as loader:
+        with RecordLoader(files, min(positions, 1024), **options) as loader:
             for block in loader:
-                for records in chunks(block.numpy()[: positions - done]):
-                    comparison.add(records)
-                    done += len(records)
-                    progress(done, positions)
+                records = block.numpy()[: positions - done]
+                comparison.add(records)
+                done += len(records)
+                progress(done, positions)
                 if done >= positions:
                     break
     if not done:

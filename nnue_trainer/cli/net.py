@@ -6,7 +6,7 @@ import hashlib
 import json
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -165,22 +165,18 @@ def _files_beside(out: Path, net: Net, chosen: NetFormat, checkpoint: Path) -> d
     from nnue_trainer.nets.engine_header import engine_header
     from nnue_trainer.nets.engine_rust import engine_rust
 
-    options: dict[str, Any] = {**chosen.header_options(), **chosen.places()}
-    sizes = {
-        ".h": (net.header(**options) or engine_header(net, **options)) if chosen.header_wanted() else "",
-        ".rs": (net.rust(**chosen.places()) or engine_rust(net, **chosen.places())) if chosen.rust_wanted() else "",
-    }
     files = {}
-    for suffix, text in sizes.items():
+    for suffix, options in chosen.beside().items():
+        own, general = (net.header, engine_header) if suffix == ".h" else (net.rust, engine_rust)
+        text = own(**options) or general(net, **options)
         if text is None:
             raise UserError(
                 f"{checkpoint}: examples/engine does not support nets like this one ({net.name} of "
                 f"{shown(net.feature_set)})"
             )
-        if text and out.suffix == suffix:
+        if out.suffix == suffix:
             raise UserError(f"{out}: expected another name: the header beside the net ends in {suffix}")
-        if text:
-            files[out.with_suffix(suffix)] = text.encode()
+        files[out.with_suffix(suffix)] = text.encode()
     return files
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +76,7 @@ class Comparison:
         pairs = [(FLOAT, INTEGER), *([(ROUNDED, INTEGER), (FLOAT, ROUNDED)] if self.rounded else [])]
         self.differences = {pair: Difference() for pair in pairs}
         trained = schema.value_at(checkpoint.recipe, "model.quantisation", dict) or {}
-        self.qat = self.rounded is not None and bool(trained.get("qat", trained.get("aware")))
+        self.qat = self.rounded is not None and bool(trained.get("qat"))
         """whether the recipe states that the net was trained with rounding"""
 
     @property
@@ -98,9 +97,3 @@ class Comparison:
         values[INTEGER] = evaluate(self.quantized, integer_batch).score
         for (one, other), difference in self.differences.items():
             difference.add(values[one] - values[other], records, values)
-
-
-def chunks(records: NDArray[np.uint8], size: int = 1024) -> Iterator[NDArray[np.uint8]]:
-    """Parts of a block of positions, small enough to see progress."""
-    for begin in range(0, len(records), size):
-        yield records[begin : begin + size]

@@ -42,7 +42,8 @@ def quantize(tensor: NetTensor, values: np.ndarray, where: str) -> np.ndarray:
             first = begin + int(wrong.argmax())
             index = [int(i) for i in np.unravel_index(first, values.shape)]
             index[0] += tensor.first_row
-            count = _count_wrong(tensor, flat)
+            chunks = (flat[begin : begin + _CHUNK] for begin in range(0, flat.size, _CHUNK))
+            count = sum(int(_are_wrong(tensor, _steps(tensor, chunk)).sum()) for chunk in chunks)
             advice = (
                 f"; model.{tensor.limit_option} in the recipe can set a larger limit"
                 if tensor.limit_option and np.isfinite(flat[first])
@@ -65,11 +66,6 @@ def _finite(tensor: NetTensor, values: np.ndarray, where: str) -> np.ndarray:
         found = values[tuple(index)]
         raise UserError(f"{where}: {tensor.source_parameter}{index} is {found}, expected a finite number")
     return np.ascontiguousarray(values, tensor.dtype)
-
-
-def _count_wrong(tensor: NetTensor, flat: np.ndarray) -> int:
-    chunks = (flat[begin : begin + _CHUNK] for begin in range(0, flat.size, _CHUNK))
-    return sum(int(_are_wrong(tensor, _steps(tensor, chunk)).sum()) for chunk in chunks)
 
 
 def _are_wrong(tensor: NetTensor, steps: np.ndarray) -> np.ndarray:
@@ -218,8 +214,6 @@ def _origin(checkpoint: Checkpoint, net: Net, where: str) -> tuple[bytes, str]:
     if not isinstance(origin, dict):
         raise UserError(f"{where}: metadata state.net is {origin!r:.80}, expected a mapping")
     text, layout = origin.get("description"), origin.get("layout", layouts[0])
-    # Early versions had one name for the layout of all its nets.
-    layout = layouts[0] if layout == "raw" and layout not in layouts else layout
     if layout not in layouts:
         raise UserError(f"{where}: metadata state.net.layout is {layout!r:.80}, expected one of {', '.join(layouts)}")
     if text is None:

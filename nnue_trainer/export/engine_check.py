@@ -30,23 +30,20 @@ from nnue_trainer.nets.base import tdiv
 
 _USING = "NNUE evaluation using "
 _CHUNK = 512
+_LONGEST_BENCH = 600  # seconds
 _STEPS = 16  # of an internal unit in raw values
 _COLUMNS = ("material", "positional", "total")
-
-
-class NetNotLoadedError(UserError):
-    """An engine ended because it does not read a net."""
 
 
 class EngineWithNet(Closing):
     """A process of an engine that has loaded one net. Use it as a context.
 
     It is started only for this net: an engine that failed to load a file may keep part of it in memory. UserError
-    names the engine and the reason why it does not take the net.
+    names the engine and the reason why it does not take the net, and then has `readers`, which names those that do.
     """
 
-    def __init__(self, engine: str, net: Path):
-        self._net = net.resolve()
+    def __init__(self, engine: str, net: Path, readers: str = ""):
+        self._net, self._readers = net.resolve(), f"; {readers}" if readers else ""
         self._path = shown(engine)
         self._uses_net = False
         self._engine = Engine(engine, timeout=60.0)
@@ -80,10 +77,8 @@ class EngineWithNet(Closing):
             lines = self._engine.ask("isready", "readyok")
         except EngineEnded as error:
             if error.reason:
-                reason = error.reason.rstrip(".")
-                raise NetNotLoadedError(
-                    f"engine {self._path}: does not load {shown(str(self._net))}: {reason}"
-                ) from None
+                why = f"{error.reason.rstrip('.')}{self._readers}"
+                raise UserError(f"engine {self._path}: does not load {shown(str(self._net))}: {why}") from None
             raise
         name = os.fsencode(self._net).decode(errors="replace")  # as the client decodes what the engine prints
         # Behind the name stands "enabled", or sizes in brackets. Stockfish 16.1 to 18 name their small net as well.
@@ -101,20 +96,20 @@ class Bench:
     nodes_per_second: float
 
 
-def bench(engine: str, net: Path, command: str = "bench 16 1 13 default depth NNUE", seconds: float = 600) -> Bench:
+def bench(engine: str, net: Path) -> Bench:
     """Runs the `bench` of Stockfish with a net, in a separate process. UserError if the engine does not print its
-    speed, or takes longer than `seconds`."""
-    commands = f"setoption name EvalFile value {net.resolve()}\n{command}\nquit\n"
+    speed, or takes longer than ten minutes."""
+    commands = f"setoption name EvalFile value {net.resolve()}\nbench 16 1 13 default depth NNUE\nquit\n"
     try:
         run = process_groups.run(
             [engine],
             input=os.fsencode(commands),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=seconds,
+            timeout=_LONGEST_BENCH,
         )
     except subprocess.TimeoutExpired:
-        raise UserError(f"engine {shown(engine)}: bench takes longer than {seconds:.0f} seconds") from None
+        raise UserError(f"engine {shown(engine)}: bench takes longer than {_LONGEST_BENCH} seconds") from None
     said = run.stdout.decode(errors="replace")
     nodes, speed = (
         re.findall(rf"^{name}\s*: (\d+)", said, re.MULTILINE) for name in ("Nodes searched", "Nodes/second")
@@ -202,16 +197,7 @@ def verify(
 ) -> Verified:
     """Compares an engine that loads `net` with `quantized`, our reading of `net`. UserError at the first difference
     names position, bucket and both values. UserError also if nothing could be compared."""
-    try:
-        return _verify(engine, net, quantized, fens, progress)
-    except NetNotLoadedError as error:
-        raise UserError(f"{error}; {quantized.net.engines}") from None
-
-
-def _verify(
-    engine: str, net: Path, quantized: QuantizedNet, fens: Iterable[str], progress: Callable[[int], None]
-) -> Verified:
-    with EngineWithNet(engine, net) as running:
+    with EngineWithNet(engine, net, quantized.net.engines) as running:
         result = Verified(running.name)
         unit, unknown = None, None
         try:

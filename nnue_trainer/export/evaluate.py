@@ -47,7 +47,10 @@ class Evaluator:
 
     def __init__(self, quantized: QuantizedNet, *, threads: int = 0, isa: str | None = None) -> None:
         self.quantized, self._threads, self._isa = quantized, threads or usable_cpus(), isa or ""
-        self._compiled = _compiled(quantized)
+        net, forward = quantized.net, quantized.net.integer_forward()
+        self._compiled: _data.Evaluator | None = None
+        if forward is not None:
+            self._compiled = _data.Evaluator(compiled_forward(forward, net.integer_feature_set, quantized.tensors))
 
     def evaluate(self, positions: Positions, *, every_stack: bool = True) -> Evaluation:
         """Evaluates `positions`; `every_stack` False: only the stack in use, which is all that the score needs.
@@ -61,14 +64,9 @@ class Evaluator:
             return self._in_python(positions, every_stack)
         how = every_stack, self._threads, self._isa
         if isinstance(positions, Batch):
-            rows = (
-                positions.white,
-                positions.black,
-                positions.black_to_move,
-                positions.piece_count,
-                positions.material,
-            )
-            white, black, mover, pieces, material = (field.numpy() for field in rows)
+            of = positions
+            fields = (of.white, of.black, of.black_to_move, of.piece_count, of.material)
+            white, black, mover, pieces, material = (field.numpy() for field in fields)
             return Evaluation(*self._compiled.evaluate_rows(white, black, mover, pieces, material, *how))
         return Evaluation(*self._compiled.evaluate_records(positions, *how))
 
@@ -110,13 +108,6 @@ def evaluate(
         UserError: a FEN or a record is not a position; the message names it.
     """
     return Evaluator(quantized, threads=threads).evaluate(positions, every_stack=every_stack)
-
-
-def _compiled(quantized: QuantizedNet) -> _data.Evaluator | None:
-    forward = quantized.net.integer_forward()
-    if forward is None:
-        return None
-    return _data.Evaluator(compiled_forward(forward, quantized.net.integer_feature_set, quantized.tensors))
 
 
 def compiled_forward(forward: IntegerForward, feature_set: str, tensors: Mapping[str, np.ndarray]) -> _data.Forward:

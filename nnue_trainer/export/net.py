@@ -209,15 +209,13 @@ def _fitting(
     def closeness(failure: tuple[LayoutError, Net, FileLayout]) -> tuple[int, int]:
         return failure[0].evidence, failure[0].offset
 
-    closest = max(failures, key=closeness)
-    names = list(
-        dict.fromkeys(
-            net.name for error, net, layout in failures if closeness((error, net, layout)) == closeness(closest)
-        )
-    )
+    best = max(map(closeness, failures))
+    closest = [failure for failure in failures if closeness(failure) == best]
+    nearest, _, layout = closest[0]
+    names = dict.fromkeys(net.name for _, net, _ in closest)
     if len(names) == 1:
-        raise closest[0]
-    file.walk(closest[2], header, " or ".join(names))
+        raise nearest
+    file.walk(layout, header, " or ".join(names))
     raise AssertionError("the file changed while it was read")
 
 

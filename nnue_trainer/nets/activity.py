@@ -86,7 +86,7 @@ class ActivityMeter:
         self._seen = 0
         self._zeros: list[Tensor] = []
         self._values = 0
-        self._counts: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._counts: tuple[Tensor, Tensor, Tensor] | None = None
 
     def add(self, batch: Batch) -> None:
         """`batch` is on the device of the model."""
@@ -113,21 +113,20 @@ class ActivityMeter:
         found = ((sums > 0).sum(0), (sums >= layer.bound).sum(0), largest)
         self._zeros.append((seen == 0).sum())
         self._values += seen.numel()
-        if not self._counts:
-            self._counts = [found]
-        else:
-            positive, saturated, most = self._counts[0]
-            self._counts = [(positive + found[0], saturated + found[1], torch.maximum(most, found[2]))]
+        if self._counts is not None:
+            positive, saturated, most = self._counts
+            found = (positive + found[0], saturated + found[1], torch.maximum(most, found[2]))
+        self._counts = found
 
     def result(self, of_all: Callable[[Tensor], Tensor] | None = None) -> FirstLayerActivity | None:
         """The activity in all batches that were seen; None if there were none, or the model has no first layer of
         ours. Waits for the device. `of_all` stacks the tensors of several processes, each of which has seen some of
         the batches."""
-        if not self._layers or (of_all is None and not self._counts):
+        if not self._layers or (of_all is None and self._counts is None):
             return None
         weight = self._layers[0].weight
         none = torch.zeros(weight.shape[1], dtype=torch.int64, device=weight.device)
-        counts = self._counts[0] if self._counts else (none, none, none.float())
+        counts = self._counts or (none, none, none.float())
         zeros = torch.stack(self._zeros).sum() if self._zeros else none[0]
         numbers = torch.stack([zeros, none[0] + self._seen, none[0] + self._values])
         parts = [*counts, numbers]

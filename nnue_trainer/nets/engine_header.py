@@ -157,7 +157,7 @@ def places_in_file(net: Net, skip: int, align: int) -> dict[str, int]:
 def _vector_sizes(forward: IntegerForward, width: int) -> list[int]:
     first = forward.first
     sizes = [first.num_sides * (width // 2 if first.activation == "pairwise" else width)]
-    return sizes + [layer.activated * (2 if layer.activation == "dual" else 1) for layer in forward.layers]
+    return sizes + [layer.activations for layer in forward.layers]
 
 
 def _layer_in_cpp(forward: IntegerForward, number: int, tensors: dict[str, NetTensor]) -> str:

@@ -168,10 +168,6 @@ def _buckets(forward: IntegerForward) -> tuple[str, Sequence[int]]:
     return "Pieces", forward.stacks[::MATERIALS]
 
 
-def _counters(counters: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    return [(pieces, most) for pieces, most in counters]
-
-
 def _set(part: FeaturePart) -> str | None:
     if part.name in _THREATS:
         slots, blocks = _THREATS[part.name]
@@ -182,7 +178,7 @@ def _set(part: FeaturePart) -> str | None:
     if outside_set(part.name) is not None:
         table = table_of(part, "nnue.rs")
         return (
-            f"Set::Table {{ index: &{table.index.tolist()}, counters: &{_counters(table.counters)}, "
+            f"Set::Table {{ index: &{table.index.tolist()}, counters: &{list(table.counters)}, "
             f"offsets: &{table.offsets.reshape(-1).tolist()} }}"
         )
     known = piece_squares(part)
@@ -192,5 +188,5 @@ def _set(part: FeaturePart) -> str | None:
         f"Set::PieceSquares {{ planes: {known.planes}, unused: {known.unused}, turn: {known.turn}, "
         f"mirror: {known.mirror}, "
         f"interleaved: {_word(known.is_interleaved)}, enemy_first: {_word(known.is_enemy_first)}, "
-        f"states: {part.num_states}, counters: &{_counters(part.states)}, of_square: {known.kings} }}"
+        f"states: {part.num_states}, counters: &{list(part.states)}, of_square: {known.kings} }}"
     )

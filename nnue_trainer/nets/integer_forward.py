@@ -131,6 +131,11 @@ class IntegerLayer:
     weights and inputs is an int32, which wraps around; any other is float64. All layers after a float layer are float
     layers"""
 
+    @property
+    def activations(self) -> int:
+        """The number of values in its vector."""
+        return self.activated * (2 if self.activation == "dual" else 1)
+
 
 @dataclass(frozen=True)
 class Skip:
@@ -329,7 +334,7 @@ def neuron_columns(forward: IntegerForward, columns: Mapping[str, int]) -> dict[
                 neurons[end - sizes[0] : end] = np.arange(sizes[0]) % count
         if 0 in layer.inputs:
             found[layer.weight] = neurons
-        sizes.append(layer.activated * (2 if layer.activation == "dual" else 1))
+        sizes.append(layer.activations)
     return found
 
 

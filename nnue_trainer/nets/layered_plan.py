@@ -86,8 +86,6 @@ class Plan:
 
     first_clip: int
     """the largest integer of a clamped accumulator"""
-    first_one: float
-    """scale of the first layer's activations: the integer that stands for 1.0"""
     first_largest: int
     """the largest integer of the first layer's activations"""
     layers: tuple[Step, ...]
@@ -109,40 +107,27 @@ def plan_of(
     unit = first.scale**2 / 2**first.product_shift if is_product else float(first.scale)
     divide = first.scale if is_product and not first.product_shift else 1
     largest = clip**2 >> first.product_shift if is_product else clip
-    plan_first = (clip, unit, largest)
     kept, steps = 0, []
     for layer in layers:
         if layer.is_float:
             quantised = 1.0 if layer.type == "f32" else float(layer.scale)
+            most, kind = layer.clip or 1, layer.activation
+            step = Step(inputs, layer.outputs, unit, 1, 1, clip=most, activation=kind, quantised=quantised)
+        else:
+            one = round(unit * layer.scale / divide)
+            shift = round(math.log2(layer.scale)) if layer.shift is None else layer.shift
+            clamped = one / 2**shift
             step = Step(
                 inputs,
                 layer.outputs,
                 unit,
-                1,
-                1,
-                clip=layer.clip or 1,
-                activation=layer.activation,
-                quantised=quantised,
+                divide,
+                one,
+                shift,
+                max(0, round(math.log2(max(clamped, 1)))),
+                min(layer.clip or math.floor(clamped), INT32_MAX >> shift),
+                layer.activation,
             )
-            steps.append(step)
-            inputs, unit, divide = layer.activated * (2 if layer.activation == "dual" else 1), 1.0, 1
-            if layer.to_output and layer is not layers[-1]:
-                kept += inputs
-            continue
-        one = round(unit * layer.scale / divide)
-        shift = round(math.log2(layer.scale)) if layer.shift is None else layer.shift
-        clamped = one / 2**shift
-        step = Step(
-            inputs,
-            layer.outputs,
-            unit,
-            divide,
-            one,
-            shift,
-            max(0, round(math.log2(max(clamped, 1)))),
-            min(layer.clip or math.floor(clamped), INT32_MAX >> shift),
-            layer.activation,
-        )
         steps.append(step)
         inputs = layer.activated * (2 if layer.activation == "dual" else 1)
         unit, divide = step.activated_one, 1
@@ -153,4 +138,4 @@ def plan_of(
         last = Step(inputs + kept, outputs, unit, 1, 1, quantised=1.0 if out.type == "f32" else float(out.scale))
     else:
         last = Step(inputs + kept, outputs, unit, divide, round(unit * out.scale / divide))
-    return Plan(*plan_first, tuple(steps), last)
+    return Plan(clip, largest, tuple(steps), last)

@@ -162,7 +162,7 @@ class RoundedForward:
                 output = self._layers(model, batch, first.bucket).output(first)
                 if output is not None:
                     return output
-            score = self._score(first, self._sums_of_layers(self._steps(model), first))
+            score = self.output_of(model, first)
             return (
                 torch.where(batch.black_to_move != 0, -score, score) if self.forward.first.sides == "white" else score
             )
@@ -182,17 +182,14 @@ class RoundedForward:
         """Of the feature transformer in a step: the weight, the leaf that takes its gradient in its place, the
         parameters that each step makes integers of (the weight first, unless the optimiser keeps its integers; bias;
         PSQT), whose gradients are those of the integers, and the description."""
-        transformer, copy, dtype = self._transformer(model), self._copy(model), None
+        transformer, copy = self._transformer(model), self._copy(model)
         weight, bias, psqt = transformer.parameters_in_use()
         parameters = {} if copy is not None else {"weight": weight}
         parameters |= {"bias": bias} | ({} if psqt is None else {"psqt": psqt})
         tables = [self.tables[f"{self.transformer}.{name}"] for name in parameters]
         made = IntegerParameters([each.detach() for each in parameters.values()], tables)
         weight, leaf = (weight, None) if copy is None else copy
-        if leaf is not None:  # the output is in 16 bits where these hold all of its integers
-            dtype = leaf.dtype if self.forward.first.largest <= _WHOLE_BFLOAT16 else torch.float32
-        described = self._describe(transformer, output_dtype=dtype, rounds_down=self._power < 0)
-        return weight, leaf, made, described
+        return weight, leaf, made, self._described(transformer, leaf)
 
     def parameters_of_step(self, model: nn.Module) -> IntegerParameters:
         """The parameters of the layers after it, which each step makes integers of."""
@@ -323,17 +320,21 @@ class RoundedForward:
 
     def _first_call(self, model: nn.Module, batch: Batch, stack: Tensor) -> TransformerCall:
         """The call that computes the first layer."""
-        weights, transformer, dtype = self._integers(model), self._transformer(model), None
-        if weights.leaf is not None:  # the output is in 16 bits where these hold all of its integers
-            dtype = weights.leaf.dtype if self.forward.first.largest <= _WHOLE_BFLOAT16 else torch.float32
-        described = self._describe(transformer, output_dtype=dtype, rounds_down=self._power < 0)
+        weights, transformer = self._integers(model), self._transformer(model)
+        described = self._described(transformer, weights.leaf)
         return transformer.call_with(batch.rows, batch.plans, stack, weights, described)
 
-    def _describe(self, transformer: PerspectiveTransformer, **options: Any) -> Description:
-        """The first layer in integers; the options are others of `Description`."""
-        first = self.forward.first
-        bound, scale = first.clip / (1 << first.accumulator_shift), 2.0**self._power
-        return transformer.description._replace(bound=bound, scale=scale, **options)
+    def _described(self, transformer: PerspectiveTransformer, leaf: Tensor | None) -> Description:
+        """The first layer in integers. `leaf`: what takes the gradient of the optimiser's copy, if there is one."""
+        first, dtype = self.forward.first, None
+        if leaf is not None:  # the output is in 16 bits where these hold all of its integers
+            dtype = leaf.dtype if first.largest <= _WHOLE_BFLOAT16 else torch.float32
+        return transformer.description._replace(
+            bound=first.clip / (1 << first.accumulator_shift),
+            scale=2.0**self._power,
+            output_dtype=dtype,
+            rounds_down=self._power < 0,
+        )
 
     def _integers(self, model: nn.Module) -> Parameters:
         """The integers of the feature transformer."""

@@ -63,7 +63,6 @@ class StockfishNet(Net):
     """One of Stockfish's nets."""
 
     design: ClassVar[Design]
-    note: ClassVar[str] = ""
     releases: ClassVar[str] = ""
     """the releases of Stockfish that read the net; "": only versions between releases"""
 

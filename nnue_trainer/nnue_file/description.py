@@ -27,11 +27,11 @@ def record_in(description: bytes) -> bytes:
 
 def described(description: bytes, where: str) -> dict[str, Any] | None:
     """The architecture in a description that we wrote; None for any other description."""
-    start = description.find(RECORD_BEGINS)
-    if start < 0:
+    record = record_in(description)
+    if not record:
         return None
     try:
-        architecture = json.loads(description[start:]).get("architecture")
+        architecture = json.loads(record).get("architecture")
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{where}: description: damaged architecture record ({reason})") from None

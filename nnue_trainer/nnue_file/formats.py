@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -102,21 +102,10 @@ class NetFormat(ABC):
         """The place of each tensor in the file, one line each: for formats whose files do not record it."""
         return ()
 
-    def header_wanted(self) -> bool:
-        """Whether a C++ header with the net's sizes is to be written beside the file (docs/engine.md)."""
-        return False
-
-    def rust_wanted(self) -> bool:
-        """Whether a Rust file with the net's sizes is to be written beside the file."""
-        return False
-
-    def header_options(self) -> dict[str, str]:
-        """The arguments `include` and `namespace` of `Net.header`, where the format states them."""
-        return {}
-
-    def places(self) -> dict[str, int]:
-        """The arguments `skip` and `align` of `Net.header` and `Net.rust`, where they are not the defaults: where the
-        tensors lie in the file."""
+    def beside(self) -> dict[str, dict[str, Any]]:
+        """The files with the net's sizes to be written beside the file (docs/engine.md), by suffix, and the arguments
+        for each: ".h" for `Net.header`, ".rs" for `Net.rust`; `skip` and `align` only where they are not the
+        defaults."""
         return {}
 
 

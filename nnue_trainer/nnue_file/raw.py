@@ -69,17 +69,11 @@ class Raw(NetFormat):
     rust: bool = False
     """write a Rust file with the net's sizes beside it, for examples/engine/nnue.rs"""
 
-    def header_wanted(self) -> bool:
-        return self.header
-
-    def rust_wanted(self) -> bool:
-        return self.rust
-
-    def header_options(self) -> dict[str, str]:
-        return {"include": self.header_include, "namespace": self.header_namespace}
-
-    def places(self) -> dict[str, int]:
-        return ({"skip": self.skip} if self.skip else {}) | ({"align": self.align} if self.align != 64 else {})
+    def beside(self) -> dict[str, dict[str, Any]]:
+        usual = {"skip": 0, "align": 64}
+        places: dict[str, Any] = {key: getattr(self, key) for key in usual if getattr(self, key) != usual[key]}
+        header = {".h": places | {"include": self.header_include, "namespace": self.header_namespace}}
+        return (header if self.header else {}) | ({".rs": places} if self.rust else {})
 
     def to_bytes(self, net: Exported, where: str) -> bytes:
         known = {tensor.name: tensor for tensor in net.tensors}

@@ -12,7 +12,6 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 import numpy as np
 
@@ -93,9 +92,7 @@ class NetFile:
     def __enter__(self) -> NetFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._file)
 
     def error(self, offset: int, what: str, found: str) -> UserError:
@@ -187,24 +184,21 @@ class NetFile:
                     evidence += 1
                     offset += 4
                     continue
+                begin, size = offset, item.size
                 if item.coding == "huffman":
-                    places.append(Place(item, offset, self._huffman_size(item, offset)))
+                    size = self._huffman_size(item, offset)
                     evidence += 1
-                    begin, size = places[-1].offset, places[-1].size
                 elif item.coding == "leb128":
                     self._expect_magic(item, offset)
                     evidence += 1
                     size = self._byte_count(item, offset + len(leb128.MAGIC))
                     begin = offset + len(leb128.MAGIC) + 4
                     self.check(begin, size, item.label)
-                    places.append(Place(item, begin, size))
                 else:
-                    begin = offset
                     for piece in item.pieces:
                         self.check(offset, piece.size, piece.label)
                         offset += piece.size
-                    size = item.size
-                    places.append(Place(item, begin, size))
+                places.append(Place(item, begin, size))
                 offset = begin + size
             if offset != self.size:
                 raise self.error(offset, "end of net", f"{self.size - offset} bytes more than expected")

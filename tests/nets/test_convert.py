@@ -56,16 +56,13 @@ def test_import_then_export_of_a_simple_net_is_the_same_file(tmp_path) -> None:
     assert to_bytes(again) == (tmp_path / "in.nnue").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("architecture", "layout"),
-    [({"kind": "simple", "hidden": 8}, "raw"), (SMALL, "leb"), ({"kind": "sfnnv5", "l1": 1024}, "raw")],
-)
-def test_checkpoints_imported_by_early_versions_still_export(architecture: dict, layout: str) -> None:
+@pytest.mark.parametrize(("architecture", "layout"), [(SMALL, "leb"), ({"kind": "sfnnv5", "l1": 1024}, "raw")])
+def test_the_layout_of_an_imported_net_is_kept(architecture: dict, layout: str) -> None:
     source = random_checkpoint(architecture)
     source.state["net"] = {"name": "any", "description": "as it was", "layout": layout}
     net = net_from_checkpoint(source, "c")
     assert net.description == b"as it was"
-    assert net.layout == ("own" if architecture["kind"] == "simple" else layout)
+    assert net.layout == layout
 
 
 @pytest.mark.parametrize(
