@@ -14,7 +14,7 @@ import numpy.typing as npt
 import yaml
 
 from nnue_trainer.analysis import smoothing
-from nnue_trainer.analysis.agreement import Positions, agreement, some_positions
+from nnue_trainer.analysis.agreement import agreement, some_positions
 from nnue_trainer.analysis.report_plots import agreement_plots, curve_sections
 from nnue_trainer.analysis.runs import Records, Run, folder_of, read_run
 from nnue_trainer.base.arrays import Floats
@@ -304,7 +304,7 @@ def _agreement_section(runs: Sequence[Run]) -> Section | None:
         if run.best is None:
             continue
         try:
-            chosen = positions_of(run)
+            chosen = some_positions(run.files("data.validation"), POSITIONS)
             found = agreement(run.best, chosen)
             step = checkpoints.load(run.best, groups=()).state.get("step", run.step)
         except UserError as error:
@@ -340,11 +340,6 @@ def _agreement_section(runs: Sequence[Run]) -> Section | None:
         tables=[Table(head, rows, numbers=3)] if rows else [],
         plots=plots,
     )
-
-
-def positions_of(run: Run) -> Positions:
-    """The validation positions of the run, if they can be found from here; else positions that are built in."""
-    return some_positions(run.files("data.validation"), POSITIONS)
 
 
 def build(paths: Sequence[Path]) -> Page:

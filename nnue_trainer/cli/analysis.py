@@ -16,7 +16,7 @@ from nnue_trainer.cli.data_tools import Scores, with_scores
 from nnue_trainer.cli.net import Arch, NetOrRun
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import AsJson, Overwrite, check_no_input
-from nnue_trainer.cli.pictures import Html, Png, check_one_for_pictures, check_pictures, present
+from nnue_trainer.cli.pictures import Html, Png, check_pictures, present
 from nnue_trainer.cli.plugins import with_plugins
 from nnue_trainer.errors import UserError, shown
 
@@ -137,8 +137,7 @@ def profile(
     from nnue_trainer.analysis import data_profile
     from nnue_trainer.data.many_files import cpus_per_file, in_order
 
-    check_pictures(html, png, overwrite, files)
-    check_one_for_pictures(files, html, png)
+    check_pictures(html, png, overwrite, files, len(files))
     threads = cpus_per_file(len(files))
     contradictory = False
     with progress_bar("reading") as progress:

@@ -34,11 +34,12 @@ from nnue_trainer.cli.terminable import ended_by_second_signal
 from nnue_trainer.errors import UserError, quoted, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from nnue_trainer.analysis.comparison.plan import Plan
     from nnue_trainer.analysis.comparison.recipes import Entrant
     from nnue_trainer.analysis.comparison.result import Comparison
+    from nnue_trainer.analysis.comparison.run import TrainedNet
     from nnue_trainer.match.play import Limit
     from nnue_trainer.match.result import MatchResult
     from nnue_trainer.match.run import MatchOptions, Part
@@ -47,6 +48,7 @@ _MOVES = 110  # moves of both sides in a usual game, as it is adjudicated
 JSON, PAGE, PICTURE = "compare.json", "compare.html", "compare.png"
 
 
+# long: typer makes an option from each parameter
 @with_plugins
 def compare(
     recipes: Annotated[
@@ -105,6 +107,7 @@ def compare(
     from nnue_trainer.analysis.comparison import plan as plans
     from nnue_trainer.analysis.comparison import run as runs
     from nnue_trainer.analysis.comparison.recipes import check_comparable, entrants_of
+    from nnue_trainer.analysis.comparison.result import Comparison
     from nnue_trainer.match.openings import OpeningOptions
     from nnue_trainer.match.play import Limit
     from nnue_trainer.match.run import MatchOptions, Part
@@ -143,8 +146,11 @@ def compare(
         print(f"{shown(folder)}: part {part} has its nets; missing are {names}")
         print(f"when the other parts have trained them into {shown(folder / runs.NETS)}, the same command plays")
         return
-    found = _play(folder, plan, options, share, player)
-    _answer(folder, plan, found, options, as_json=as_json, part=part)
+    found = _play(folder, nets.values(), options, share, player)
+    if part != "1/1":
+        print(f"{shown(folder)}: part {part} is played; without --part, the parts in one folder are merged")
+        return
+    _answer(folder, Comparison.of(plan, nets, found), options, as_json=as_json)
 
 
 class _Player(NamedTuple):
@@ -216,28 +222,22 @@ def _say_expectation(folder: Path, plan: Plan, options: MatchOptions, part: Part
     note(expectation(plan, games, pace and games * pace / usable_cpus(), missing))
 
 
-def _play(folder: Path, plan: Plan, options: MatchOptions, part: Part, player: _Player) -> MatchResult:
-    from nnue_trainer.analysis.comparison.run import MATCH, NETS, trained
+def _play(folder: Path, nets: Iterable[TrainedNet], options: MatchOptions, part: Part, player: _Player) -> MatchResult:
+    from nnue_trainer.analysis.comparison.run import MATCH, NETS
     from nnue_trainer.match.players import players_of
     from nnue_trainer.match.run import play_match
 
-    files = [str(folder / NETS / net.file) for net in trained(folder, plan).values()]
-    count = len(files)
-    engines, each = [player.engine] * count, [player.options] * count
+    files = [str(folder / NETS / net.file) for net in nets]
+    engines, each = [player.engine] * len(files), [player.options] * len(files)
     players, identity = players_of(files, engines, each, folder / NETS, net_option=player.net_option)
     with progress_bar("playing", "games") as progress:
         return play_match(players, options, folder / MATCH, part=part, identity=identity, progress=progress, note=note)
 
 
-def _answer(folder: Path, plan: Plan, match: MatchResult, options: MatchOptions, *, as_json: bool, part: str) -> None:
+def _answer(folder: Path, found: Comparison, options: MatchOptions, *, as_json: bool) -> None:
     from nnue_trainer.analysis.comparison import result as results
-    from nnue_trainer.analysis.comparison.run import trained
     from nnue_trainer.files.atomic import replacing
 
-    if part != "1/1":
-        print(f"{shown(folder)}: part {part} is played; without --part, the parts in one folder are merged")
-        return
-    found = results.Comparison.of(plan, trained(folder, plan), match)
     data = results.as_json(found, {"nodes": options.limit.nodes, "pairs_of_each_two_nets": options.pairs})
     text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
     with replacing(folder / JSON) as written:

@@ -28,7 +28,7 @@ from nnue_trainer.cli.data_tools import (
 from nnue_trainer.cli.engine_options import Engines, HashMb, Timeout, UciOption, uci_options, units_per_centipawn
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import AsJson, Overwrite, check_no_input
-from nnue_trainer.cli.pictures import Html, Png, check_one_for_pictures, check_pictures, present
+from nnue_trainer.cli.pictures import Html, Png, check_pictures, present
 from nnue_trainer.cli.plugins import with_plugins
 from nnue_trainer.errors import UserError, shown
 
@@ -57,8 +57,7 @@ def info(
     from nnue_trainer.data.info import file_info, page
     from nnue_trainer.data.many_files import cpus_per_file, in_order
 
-    check_pictures(html, png, overwrite, files)
-    check_one_for_pictures(files, html, png)
+    check_pictures(html, png, overwrite, files, len(files))
     threads = cpus_per_file(len(files))
     with progress_bar("reading") as progress:
         for result in in_order(lambda file, show: file_info(file, show, threads, **scores), files, progress):
@@ -117,7 +116,7 @@ def count(
 
     filters = chosen_filters(values, extra)
     rows: list[dict[str, Any]] = []
-    every, report = Counter[str](), Report()
+    report = Report()
     with progress_bar("counting") as progress:
         for file in files:
             kept, dropped = 0, Counter[str]()
@@ -126,24 +125,20 @@ def count(
             ):
                 kept += len(block.records)
                 dropped.update(counts.dropped)
-            rows.append(
-                {"path": str(file), "positions": kept + dropped.total(), "kept": kept, "dropped": dict(dropped)}
-            )
-            every.update({"positions": kept + dropped.total(), "kept": kept})
+            positions = kept + dropped.total()
+            rows.append({"path": str(file), "positions": positions, "kept": kept, "dropped": dict(dropped)})
     for text in report.notes + report.unit_notes:
         note(text)
     if as_json:
         print("\n".join(json.dumps(row) for row in rows))
         return
-    has_filters = filters != Filters.none()
-    for row in rows:
-        passing = f", {row['kept']:,} pass the filters" if has_filters else ""
-        print(f"{shown(row['path'])}: {row['positions']:,} positions{passing}")
-        for name, number in row["dropped"].items():
-            print(f"  {name}: {number:,} dropped")
     if len(rows) > 1:
-        passing = f", {every['kept']:,} pass the filters" if has_filters else ""
-        print(f"all: {every['positions']:,} positions{passing}")
+        rows.append({"path": "all"} | {key: sum(row[key] for row in rows) for key in ("positions", "kept")})
+    for row in rows:
+        passing = "" if filters == Filters.none() else f", {row['kept']:,} pass the filters"
+        print(f"{shown(row['path'])}: {row['positions']:,} positions{passing}")
+        for name, number in row.get("dropped", {}).items():
+            print(f"  {name}: {number:,} dropped")
 
 
 @with_plugins

@@ -102,10 +102,6 @@ def print_report(report: Report, output: Path) -> None:
 
     for line in [*report.notes, *report.unit_notes, *differences(report.units.files)]:
         print(f"  {shown(line)}", file=sys.stderr)
-    _print_skipped(report)
-
-
-def _print_skipped(report: Report) -> None:
     if report.skipped:
         print(f"  left out: {report.skipped:,}; {'; '.join(map(shown, report.first_skipped))}", file=sys.stderr)
 

@@ -25,13 +25,6 @@ from nnue_trainer.base import distribution, foreign, system
 from nnue_trainer.base import status as exit_status
 from nnue_trainer.base._unbuilt import is_old
 from nnue_trainer.base.progress import Unfailing
-from nnue_trainer.base.status import (
-    CLOSED_PIPE,
-    FAILED,
-    INTERNAL_ERROR,
-    INTERRUPTED,
-    WRONG_COMMAND_LINE,
-)
 from nnue_trainer.cli import doctor, info
 from nnue_trainer.cli.group import Group, Interrupted
 from nnue_trainer.cli.notes import note
@@ -164,9 +157,9 @@ def _run() -> int:
         with terminable(), foreign.explaining():
             status = int(app(standalone_mode=False, prog_name="nnue") or 0)  # the status of typer.Exit, or None
     except SystemExit as error:  # of shell completion, and what the library underneath makes of a closed pipe
-        status = error.code if isinstance(error.code, int) else FAILED
+        status = error.code if isinstance(error.code, int) else exit_status.FAILED
         if isinstance(error.__context__, BrokenPipeError):
-            status = CLOSED_PIPE
+            status = exit_status.CLOSED_PIPE
     except finished.Finished as done:
         note(str(done))
         status = 0
@@ -174,7 +167,7 @@ def _run() -> int:
         status, lost = _explain(error), isinstance(error, exit_status.Lost)
     if not lost:
         exit_status.write(status)
-    finished.end(again=status in (exit_status.PREEMPTED, INTERRUPTED))
+    finished.end(again=status in (exit_status.PREEMPTED, exit_status.INTERRUPTED))
     return status
 
 
@@ -182,21 +175,21 @@ def _explain(error: BaseException) -> int:
     """Prints the one line for an error and gives the exit status for it."""
     if os.environ.get("NNUE_TRACEBACK", "0") not in ("", "0"):
         traceback.print_exception(error)
-    status, message = FAILED, str(error)
-    if isinstance(error, UsageError) and _without_data is not None and not _is_of_info(error):
+    status, message = exit_status.FAILED, str(error)
+    if isinstance(error, UsageError) and _without_data is not None and not _works_without_data(error.ctx):
         reason = first_line(_without_data)
         message = f"nnue_trainer._data cannot be loaded: {reason} (only nnue info and nnue doctor work without it)"
     elif isinstance(error, UsageError):
-        command, status = error.ctx.command_path if error.ctx else "nnue", WRONG_COMMAND_LINE
+        command, status = error.ctx.command_path if error.ctx else "nnue", exit_status.WRONG_COMMAND_LINE
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())
             return status
         message = f"{' '.join(error.format_message().split())} (see {command} --help)"
     elif isinstance(error, KeyboardInterrupt | Interrupted | typer.Abort):
-        status = INTERRUPTED if isinstance(error, typer.Abort) else exit_status.of_error(error)
+        status = exit_status.INTERRUPTED if isinstance(error, typer.Abort) else exit_status.of_error(error)
         message = "interrupted"
     elif isinstance(error, BrokenPipeError):  # `| head` has seen enough
-        return CLOSED_PIPE
+        return exit_status.CLOSED_PIPE
     elif isinstance(error, UserError):
         status = error.exit_status
     elif isinstance(error, OSError):  # a folder that cannot be written, a full disk
@@ -207,25 +200,22 @@ def _explain(error: BaseException) -> int:
     elif isinstance(error, RuntimeError) and (missing := re.search(r"operator nnue::\w+ does not exist", message)):
         message = f"{missing[0]}: the native parts are older than the Python files; build them again (make build)"
     else:
-        status = INTERNAL_ERROR
-        where = next((f" at {_place(frame)}" for frame in reversed(traceback.extract_tb(error.__traceback__))), "")
+        status = exit_status.INTERNAL_ERROR
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
         message = (
             f"internal error: {type(error).__name__}: {first_line(message)[:300]}{where}; "
             + ("the native parts are older than their sources: run make build; if it stays, " if is_old() else "")
             + "please report it with the command line (NNUE_TRACEBACK=1 shows the traceback)"
         )
     # Each process of a run finds a wrong command line by itself, before they are connected; only the first prints it.
-    if status != WRONG_COMMAND_LINE or is_first():
+    if status != exit_status.WRONG_COMMAND_LINE or is_first():
         print(f"nnue: error: {shown(bounded(message))}", file=sys.stderr, flush=True)
     return status
 
 
-def _is_of_info(error: Any) -> bool:
-    return error.ctx is not None and error.ctx.command_path in ("nnue info", "nnue doctor")
-
-
-def _place(frame: traceback.FrameSummary) -> str:
-    return f"{Path(frame.filename).name}:{frame.lineno}"
+def _works_without_data(context: Any) -> bool:
+    return context is not None and context.command_path in ("nnue info", "nnue doctor")
 
 
 class _OneLine(logging.Handler):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,9 +28,14 @@ def png_option(text: str = "Write all plots into one picture.") -> Any:
 Png = Annotated[Path | None, png_option()]
 
 
-def check_pictures(html: Path | None, png: Path | None, overwrite: bool, inputs: Iterable[Path | None]) -> None:
-    """Before the work: UserError if matplotlib is missing, or if a page or picture exists and may not be replaced."""
+def check_pictures(
+    html: Path | None, png: Path | None, overwrite: bool, inputs: Iterable[Path | None], pages: int = 1
+) -> None:
+    """Before the work: UserError if matplotlib is missing, if a page or picture exists and may not be replaced, and if
+    several `pages` would be written into one file."""
     check_no_input([html, png], inputs)
+    if pages > 1 and (html or png):
+        raise UserError(f"{'--html' if html else '--png'}: found {pages} files, expected one file for a page")
     for option, file in (("--html", html), ("--png", png)):
         if file:
             extras.require("matplotlib", option)
@@ -52,9 +57,3 @@ def present(page: Page, data: Callable[[], Any], html: Path | None, png: Path | 
     if png:
         save_png(page.plots, png, f"{page.title}   ·   {page.subtitle}", page.sections[0].facts)
     print(json.dumps(data()) if as_json else as_text(page))
-
-
-def check_one_for_pictures(files: Sequence[object], html: Path | None, png: Path | None) -> None:
-    """UserError if a page is to be written about several files."""
-    if len(files) > 1 and (html or png):
-        raise UserError(f"{'--html' if html else '--png'}: found {len(files)} files, expected one file for a page")

@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,6 +32,7 @@ Preset = Annotated[
 ]
 
 
+# long: typer makes an option from each parameter
 def train(
     arguments: Annotated[
         list[str] | None,
@@ -95,6 +96,67 @@ def train(
     plugin: Plugins = None,
 ) -> None:
     """Train a net. Ctrl-C saves a checkpoint and stops; --resume continues with bit-identical results."""
+    with _starting(profile_start):
+        plugins.load(plugin)
+        from nnue_trainer import config as recipes
+        from nnue_trainer.config.outline import outline
+        from nnue_trainer.training.assembly import unused_gpu
+        from nnue_trainer.training.run import train as run
+        from nnue_trainer.training.terminal import say
+
+        if help_recipe:
+            print(recipes.reference())
+            return
+        if overwrite and resume:
+            raise UserError("train: --overwrite and --resume exclude each other")
+        path, overrides = recipe_path(arguments, recipe, preset, "train")
+        if path is not None:
+            chosen = recipes.load(path, overrides)
+            folder = run_dir or Path("runs") / path.stem
+        elif resume is not None and resume != "auto":
+            chosen, folder = _resumed_recipe(resume, overrides or [], run_dir)
+            for line in recipes.allow_programs(chosen) if allow_commands else ():
+                say(f"{resume}: runs {line}")
+            recipes.require_consent(chosen, resume)
+        else:
+            raise UserError(
+                "train: expected a RECIPE, --preset NAME (nnue presets lists them), or --resume PATH of a run or "
+                "checkpoint"
+            )
+        if stage is not None:
+            chosen = recipes.only_stage(chosen, stage)
+        if preset is not None:
+            _require_data(preset, chosen)
+        chosen, notes = recipes.with_files(chosen)
+        for note in notes:
+            say(note)
+        gc.enable()
+        if outline(chosen).seeds:
+            _train_seeds(chosen, folder, resume, overwrite, at_once)
+            return
+        if with_report:
+            extras.require("matplotlib", "--report")
+        with_report = with_report and is_first()
+        try:
+            summary = run(chosen, folder, resume=resume, overwrite=overwrite)
+        except UserError:
+            # The run may have ended after hours: they are on the page, too.
+            if with_report and (folder / "metrics.jsonl").exists() and not _is_busy(folder):
+                _write_report(folder, say)
+            raise
+        for line in report(summary, folder, chosen):
+            say(line)
+        if (unused := unused_gpu(chosen)) is not None:
+            say(unused)
+        if with_report:
+            _write_report(folder, say)
+    if summary.status:
+        raise typer.Exit(summary.status)
+
+
+@contextlib.contextmanager
+def _starting(profile_start: bool) -> Iterator[None]:
+    """Loads torch for a training, and sees to its end."""
     # Before torch is loaded: waiting threads of an operator must not spin where loader threads have work to do.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from nnue_trainer.cli.terminable import ended_by_second_signal
@@ -110,96 +172,18 @@ def train(
         timeline.mark("imports")
         # Where torchrun has started several processes, an error of any of them ends all, printed once.
         with ended_by_second_signal(), joined():
-            plugins.load(plugin)
-            summary = _train(
-                (arguments, recipe, preset),
-                run_dir,
-                resume,
-                overwrite,
-                with_report,
-                help_recipe,
-                stage,
-                at_once,
-                allow_commands,
-            )
+            yield
     finally:
         gc.enable()
     if profile_start:
         timeline.mark("end")
         print("\n".join(timeline.table()), file=sys.stderr)
-    if summary is not None and summary.status:
-        raise typer.Exit(summary.status)
 
 
 def _start_driver() -> None:
     """Starts NVIDIA's driver, if there is one, which takes seconds on some machines. torch is imported meanwhile."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libcuda.so.1").cuInit(0)
-
-
-def _train(
-    named: tuple[list[str] | None, Path | None, str | None],
-    run_dir: Path | None,
-    resume: str | None,
-    overwrite: bool,
-    with_report: bool,
-    help_recipe: bool,
-    stage: str | None,
-    at_once: int | None,
-    allow_commands: bool,
-) -> Summary | None:
-    from nnue_trainer import config as recipes
-    from nnue_trainer.config.outline import outline
-    from nnue_trainer.training.assembly import unused_gpu
-    from nnue_trainer.training.run import train as run
-    from nnue_trainer.training.terminal import say
-
-    if help_recipe:
-        print(recipes.reference())
-        return None
-    if overwrite and resume:
-        raise UserError("train: --overwrite and --resume exclude each other")
-    path, overrides = recipe_path(*named, "train")
-    if path is not None:
-        chosen = recipes.load(path, overrides)
-        folder = run_dir or Path("runs") / path.stem
-    elif resume is not None and resume != "auto":
-        chosen, folder = _resumed_recipe(resume, overrides or [], run_dir)
-        for line in recipes.allow_programs(chosen) if allow_commands else ():
-            say(f"{resume}: runs {line}")
-        recipes.require_consent(chosen, resume)
-    else:
-        raise UserError(
-            "train: expected a RECIPE, --preset NAME (nnue presets lists them), or --resume PATH of a run or checkpoint"
-        )
-    if stage is not None:
-        chosen = recipes.only_stage(chosen, stage)
-    if named[2] is not None:
-        _require_data(named[2], chosen)
-    chosen, notes = recipes.with_files(chosen)
-    for note in notes:
-        say(note)
-    gc.enable()
-    if outline(chosen).seeds:
-        _train_seeds(chosen, folder, resume, overwrite, at_once)
-        return None
-    if with_report:
-        extras.require("matplotlib", "--report")
-    with_report = with_report and is_first()
-    try:
-        summary = run(chosen, folder, resume=resume, overwrite=overwrite)
-    except UserError:
-        # The run may have ended after hours: they are on the page, too.
-        if with_report and (folder / "metrics.jsonl").exists() and not _is_busy(folder):
-            _write_report(folder, say)
-        raise
-    for line in report(summary, folder, chosen):
-        say(line)
-    if (unused := unused_gpu(chosen)) is not None:
-        say(unused)
-    if with_report:
-        _write_report(folder, say)
-    return summary
 
 
 def _require_data(preset: str, recipe: Recipe) -> None:

@@ -16,6 +16,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from nnue_trainer.errors import UserError, quoted
 
 _ROW = re.compile(r"^\|\s*([0-9]{1,2})\s*\|(.*)$")
@@ -139,11 +141,7 @@ def _by_material(*cubic: float) -> Unit:
     """A cubic polynomial of the material, from the third power down."""
 
     def pawn(counts: Counts) -> float:
-        m = min(max(counts.material, 17), 78) / 58
-        a = 0.0
-        for coefficient in cubic:
-            a = a * m + coefficient
-        return a
+        return float(np.polyval(cubic, min(max(counts.material, 17), 78) / 58))
 
     return Unit(pawn)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -71,9 +71,9 @@ def elo_text(found: Difference | None) -> str:
     return "0" if found is None else f"{signed(found.elo)} ± {found.error:.1f}"
 
 
-def table(found: Comparison, figures: Sequence[str] | None = None) -> tuple[list[str], list[list[str]]]:
+def table(found: Comparison) -> tuple[list[str], list[list[str]]]:
     """Head and rows of the table of recipes, as text."""
-    chosen = [name for name in found.figures if name in _SHOWN] if figures is None else list(figures)
+    chosen = [name for name in found.figures if name in _SHOWN]
     head = ["recipe", "Elo", "games", *chosen, "positions", "seconds", "bytes"]
     rows = []
     for number, label in enumerate(found.labels):
