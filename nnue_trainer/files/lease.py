@@ -23,7 +23,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -125,17 +125,19 @@ class Lease:
                 found = _readable(self.path)
                 if found is not None and not _is_dead(found):
                     self._wait_for_heartbeat(found, say)
-                if _token(_read(self.path)) != _token(found):
-                    continue  # meanwhile another process has taken it
                 self._sign = system.seconds_since_boot()
-                self._write(replace=True)
+                with self._written() as temporary:
+                    # On a slow disk the write may take longer than `_SETTLE`, so this look comes after it.
+                    if _token(_read(self.path)) != _token(found):
+                        continue  # meanwhile another process has taken it
+                    temporary.replace(self.path)
             except FileNotFoundError:
                 continue
             time.sleep(_SETTLE)
             if not self.lost():
                 break
         tokens = f"{glob.escape(self.path.name)}.{'[0-9a-f]' * 16}"
-        for left in self.path.parent.glob(tokens):  # of processes that were killed in `_write`
+        for left in self.path.parent.glob(tokens):  # of processes that were killed in `_written`
             left.unlink(missing_ok=True)
 
     def _create(self) -> bool:
@@ -143,7 +145,8 @@ class Lease:
         file system has no hard links."""
         self._sign = system.seconds_since_boot()
         try:
-            self._write(replace=False)
+            with self._written() as temporary:
+                os.link(temporary, self.path)
         except FileExistsError:
             return False
         except OSError:
@@ -155,17 +158,16 @@ class Lease:
             os.close(file)
         return True
 
-    def _write(self, *, replace: bool) -> None:
+    @contextlib.contextmanager
+    def _written(self) -> Iterator[Path]:
+        """A temporary file with the claim, on disk."""
         temporary = self.path.with_name(f"{self.path.name}.{self._claim.token}")
         try:
             with temporary.open("xb") as file:
                 file.write(self._claim.encoded())
                 file.flush()
                 os.fsync(file.fileno())
-            if replace:
-                temporary.replace(self.path)
-            else:
-                os.link(temporary, self.path)
+            yield temporary
         finally:
             temporary.unlink(missing_ok=True)
 
