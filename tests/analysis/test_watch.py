@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from browser import PHONE, started
+from waiting import SECONDS
 
 from nnue_trainer.analysis import watch
 from nnue_trainer.analysis.runs import read_run
@@ -41,7 +42,7 @@ def served(path: Path, every: int = 7) -> Iterator[watch.Server]:
 
 
 def got(server: watch.Server, path: str = "/", host: str = "127.0.0.1") -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=SECONDS)
     try:
         connection.request("GET", path, headers={"Host": host})
         answer = connection.getresponse()
@@ -164,7 +165,7 @@ def test_the_command_waits_for_a_run(tmp_path: Path, project_root: Path) -> None
         assert " shows runs/later and renews itself" in process.stdout.readline()
         assert process.stdout.readline() == "runs/later: waiting for the first file of a run in this folder\n"
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=SECONDS)
     assert (process.returncode, errors) == (0, "")
     assert not any(tmp_path.iterdir())
 
@@ -200,7 +201,7 @@ def test_the_command_ends_with_ctrl_c(trained: Train, project_root: Path) -> Non
         found = re.match(r"http://127\.0\.0\.1:(\d+)/ shows .* every 3 s; Ctrl-C ends this$", process.stdout.readline())
         assert found is not None
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=SECONDS)
     assert (process.returncode, errors) == (0, "")
 
 

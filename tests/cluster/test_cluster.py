@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from needs import ROOT
 from ports import free_port
 from small_runs import last, split_sample, written
+from waiting import SECONDS, wait_for
 
 from nnue_trainer.base import torchrun
 
@@ -86,7 +86,7 @@ def submit(project_root: Path, tmp_path: Path, fake: Path) -> Submit:
 
 
 def ended(job: subprocess.Popen[str]) -> str:
-    said, _ = job.communicate(timeout=120)  # a guard against hanging, no measurement
+    said, _ = job.communicate(timeout=SECONDS)
     return said
 
 
@@ -184,7 +184,7 @@ def test_a_signal_reaches_a_command_that_starts(
     (tmp_path / "child").write_text(COUNTS_SIGNALS)
     (tmp_path / "job").write_text(f"source {project_root}/examples/cluster/job.sh\n{AT}")
     done = subprocess.run(
-        ["bash", "job"], cwd=tmp_path, env=os.environ | {"AT": line}, capture_output=True, text=True, timeout=60,
+        ["bash", "job"], cwd=tmp_path, env=os.environ | {"AT": line}, capture_output=True, text=True, timeout=SECONDS,
         check=False,
     )  # fmt: skip
     assert done.stdout in expected, done
@@ -232,9 +232,7 @@ def test_a_signal_before_the_training_queues_the_job_again(submit: Submit, fake:
         "as_job run python train"
     )
     job = submit(script, statuses="1 0")
-    while not (tmp_path / "scratch").exists():
-        time.sleep(0.05)
-        assert job.poll() is None, ended(job)
+    wait_for((tmp_path / "scratch").exists, job)
     os.kill(int((fake / "batch").read_text()), signal.SIGUSR1)
     (tmp_path / "file").write_bytes(b"12345")
     (tmp_path / "file").replace(data)
@@ -250,9 +248,8 @@ def test_the_signal_before_the_end_reaches_every_node(submit: Submit, fake: Path
     nodes = 2 if script == "several_nodes.sh" else 1
     job = submit(script, "mine.yaml", "runs/mine", statuses="wait 0")
     commands = fake / "commands"
-    while not ((fake / "tasks").exists() and commands.exists() and commands.read_text().count(" train m") >= nodes):
-        time.sleep(0.05)
-        assert job.poll() is None, ended(job)
+    wait_for((fake / "tasks").exists, job)
+    wait_for(lambda: commands.exists() and commands.read_text().count(" train m") >= nodes, job)
     os.kill(int((fake / "batch").read_text()), signal.SIGUSR1)
     said = ended(job)
     assert job.returncode == 0, said
@@ -395,9 +392,7 @@ def test_a_training_has_started_when_all_processes_have_joined(project_root: Pat
     file = tmp_path / "status"
     environment = os.environ | {"NNUE_STATUS_FILE": str(file), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, cwd=project_root, env=environment) as agent:
-        while not file.exists() or not file.read_text():
-            time.sleep(0.01)
-            assert agent.poll() is None
+        wait_for(lambda: file.exists() and file.read_text(), agent)
         assert file.read_text() == "started\n"
         agent.terminate()
 

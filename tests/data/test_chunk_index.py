@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import nnue
+from waiting import SECONDS
 from zstandard import compress
 
 from nnue_trainer import _data, config, schema
@@ -235,9 +236,9 @@ def test_one_process_lists_the_chunks_while_others_wait(data: Path) -> None:
         assert not waited
         other = threading.Thread(target=wait)
         other.start()
-        begun.wait(10)
+        assert begun.wait(SECONDS)
         events.append("first")
-    other.join(10)
+    other.join(SECONDS)
     assert events in (["first", True], ["first", False])  # False: it came when the first had just ended
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from processes import run_on_a_full_disk
 from typer.testing import CliRunner
-from waiting import wait_for
+from waiting import SECONDS, wait_for
 
 from nnue_trainer import _data
 from nnue_trainer.cli.main import app
@@ -311,7 +311,7 @@ def test_stockfish_interrupted_and_continued(stockfish: str, tmp_path: Path, sen
     process = subprocess.Popen([*arguments(out), "-j", "2"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     wait_for(lambda: journal.exists() and journal.stat().st_size >= 3_000, process)
     process.send_signal(sent)
-    process.communicate(timeout=30)  # a guard against hanging, no measurement
+    process.communicate(timeout=SECONDS)
     assert process.returncode != 0
     assert sorted(p.name for p in tmp_path.iterdir()) == ["book.epd", journal.name]
     begun = journal.stat().st_size

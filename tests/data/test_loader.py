@@ -21,6 +21,7 @@ import torch
 import zstandard
 from loader_states import stored
 from processes import run_on_a_full_disk
+from waiting import SECONDS
 
 from nnue_trainer.base.arrays import Records
 from nnue_trainer.data import (
@@ -457,7 +458,7 @@ def test_ctrl_c_while_threads_and_a_filter_of_ones_own_work(project_root: Path) 
     assert process.stdout is not None
     assert process.stdout.readline() == "taken\n"
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=SECONDS)
     assert "KeyboardInterrupt" in errors
 
 
@@ -494,7 +495,7 @@ def test_ctrl_c_ends_a_wait_for_a_batch_that_never_comes(files: list[Path]) -> N
     assert process.stdout.readline() == "taken\n"
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=SECONDS)
     assert "KeyboardInterrupt" in errors
 
 

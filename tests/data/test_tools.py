@@ -15,7 +15,7 @@ from command import Done
 from data_commands import read_all, run
 from processes import run_on_a_full_disk
 from typer.testing import CliRunner
-from waiting import wait_for
+from waiting import SECONDS, wait_for
 
 from nnue_trainer import _data
 from nnue_trainer.base.arrays import Records
@@ -196,7 +196,7 @@ def test_interrupted_with_nothing_left(project_root: Path, tmp_path: Path, sent:
     wait_for(lambda: list(out.iterdir()), process)
     time.sleep(0.5)
     process.send_signal(sent)
-    process.communicate(timeout=30)  # a guard against hanging, no measurement
+    process.communicate(timeout=SECONDS)
     assert process.returncode == (130 if sent in (signal.SIGINT, signal.SIGHUP) else 75)
     assert list(out.iterdir()) == []
 

@@ -1,17 +1,15 @@
 """Code that users bring: what is wrong in it is named by file, class and method, and it cannot hold up the program."""
 
 import importlib
-import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from waiting import wait_for
+from waiting import SECONDS, wait_for
 
 import nnue_trainer
 from nnue_trainer import config, registry, schema
@@ -28,7 +26,7 @@ training: {epochs: 1, positions_per_epoch: 1000, device: cpu}
 logging: {every_steps: 5, tensorboard: false}
 """
 HEAD = """
-import sys, time
+import signal, sys, threading, time
 from dataclasses import replace
 import numpy as np
 import torch
@@ -49,6 +47,14 @@ from nnue_trainer.schema import section
 
 class BadModel(SimpleModel):
     def __init__(self, net): super().__init__(net)
+
+def show_signals():  # creates the file `heard` when the program has taken a first Ctrl-C
+    handler = signal.getsignal(signal.SIGINT)
+    def watch():
+        while signal.getsignal(signal.SIGINT) is handler:
+            time.sleep(0.01)
+        open("heard", "w").close()
+    threading.Thread(target=watch, daemon=True).start()
 
 """
 
@@ -233,15 +239,15 @@ HANGS = {
 @pytest.mark.parametrize(("place", "signals"), [("filter", 1), ("filter", 2), ("loss", 2)])
 def test_code_that_hangs_does_not_hold_up_the_end(folder, place, signals):
     """A filter in another thread is left behind at the first Ctrl-C; the second one ends whatever hangs."""
-    command = plugin(folder, place, f"open('hangs', 'w').close(); {HANGS[place]}")
+    command = plugin(folder, place, f"show_signals(); open('hangs', 'w').close(); {HANGS[place]}")
     command = [sys.executable, "-m", "nnue_trainer", *command]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=_heeds_interrupts) as child:
         try:
-            wait_for(lambda: (folder / "hangs").exists(), child)
+            wait_for((folder / "hangs").exists, child)
             for _ in range(signals):
-                os.kill(child.pid, signal.SIGINT)
-                time.sleep(0.5)
-            _, said = child.communicate(timeout=120)
+                child.send_signal(signal.SIGINT)
+                wait_for(lambda: (folder / "heard").exists() or child.poll() is not None)
+            _, said = child.communicate(timeout=SECONDS)
         finally:
             child.kill()
     assert child.returncode == 130, said

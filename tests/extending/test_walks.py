@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -35,6 +34,19 @@ training: {epochs: 2, positions_per_epoch: 2560, device: cpu}
 logging: {every_steps: 5, tensorboard: false}
 """
 
+
+# `nnue` in a process that SIGKILL ends as soon as the first checkpoint is written, before it gets its other names.
+KILLED = """
+import os, signal
+from nnue_trainer.cli.main import main
+from nnue_trainer.files import checkpoint
+save = checkpoint.save
+def killed(*arguments):
+    save(*arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+checkpoint.save = killed
+main()
+"""
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # as in the processes that a test starts: sums depend on it
 
@@ -125,14 +137,8 @@ def test_all_parts_at_once_and_a_process_that_is_killed(folder, project_root):
     env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(project_root)}
     command = [sys.executable, "-m", "nnue_trainer", "train"]
     epochs = ["training.positions_per_epoch=10_240", "training.epochs=4"]
-    process = subprocess.Popen([*command, "--config", "recipe.yaml", "--run-dir", "parts", *epochs], env=env)
-    deadline = time.monotonic() + 60
-    while process.poll() is None and time.monotonic() < deadline and not Path("parts/checkpoints").is_dir():
-        time.sleep(0.005)
-    while process.poll() is None and not list(Path("parts/checkpoints").glob("last.safetensors")):
-        time.sleep(0.005)
-    process.kill()
-    process.wait()
+    begin = ["train", "--config", "recipe.yaml", "--run-dir", "parts", *epochs]
+    assert subprocess.run([sys.executable, "-c", KILLED, *begin], env=env).returncode == -signal.SIGKILL
     nnue("train", "--config", "recipe.yaml", "--run-dir", "whole", *epochs)
     refused = subprocess.run([*command, "--resume", "parts"], env=env, capture_output=True, text=True)
     (line,) = refused.stderr.splitlines()
@@ -252,14 +258,8 @@ def test_all_ways_in_one_net_and_a_process_that_is_killed(folder, project_root):
         shutil.copy(project_root / "examples" / "extending" / file, folder)
     env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(project_root)}
     command = [sys.executable, "-m", "nnue_trainer", "train"]
-    process = subprocess.Popen([*command, "--config", "features.yaml", "--run-dir", "parts"], env=env)
-    deadline = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline:
-        if list(Path("parts").glob("checkpoints/last.safetensors")):
-            break
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
+    begin = ["train", "--config", "features.yaml", "--run-dir", "parts"]
+    assert subprocess.run([sys.executable, "-c", KILLED, *begin], env=env).returncode == -signal.SIGKILL
     nnue("train", "--config", "features.yaml", "--run-dir", "whole")
     plugins = [argument for file in files for argument in ("--plugin", file)]
     second = subprocess.run([*command, "--resume", "parts", *plugins], env=env, capture_output=True, text=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from command import Done
-from waiting import wait_for
+from waiting import SECONDS, wait_for
 
 from nnue_trainer.base import process_groups
 from nnue_trainer.data.generate import GenerateOptions, generate
@@ -269,7 +269,7 @@ def test_ctrl_c_while_an_engine_hangs(fake_engine: FakeEngine, tmp_path: Path) -
     journal = tmp_path / "o.binpack.journal"
     wait_for(lambda: journal.exists() and journal.stat().st_size >= 1000, process)
     process.send_signal(signal.SIGINT)
-    process.wait(timeout=120)  # a guard against hanging
+    process.wait(timeout=SECONDS)
     assert process.returncode != 0
     assert processes_of(path) == []
 

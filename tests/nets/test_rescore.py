@@ -14,6 +14,7 @@ import pytest
 from command import nnue as run
 from golden import golden_net
 from net_support import random_checkpoint
+from waiting import SECONDS
 
 from nnue_trainer import data
 from nnue_trainer.data import fields
@@ -173,6 +174,6 @@ def test_ctrl_c_ends_a_long_evaluation(tmp_path: Path) -> None:
     assert process.stdout.readline() == "ready\n"
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=300)
+    _, error = process.communicate(timeout=SECONDS)
     assert process.returncode != 0
     assert "KeyboardInterrupt" in error

@@ -29,6 +29,7 @@ from safetensors.torch import load_file, save_file
 from small_runs import in_chunks, last, split_sample, written
 from torch import Tensor
 from typed import present
+from waiting import SECONDS, wait_for
 
 from nnue_trainer import config, nets
 from nnue_trainer.data import LoaderOptions, RecordLoader
@@ -467,7 +468,7 @@ def test_ctrl_c_ends_a_rank_that_reaches_nobody():
             assert child.stderr is not None
             assert "rank 1 of 2 still tries to reach rank 0" in child.stderr.readline()
             child.send_signal(signal.SIGINT)
-            assert child.wait(20) == 3
+            assert child.wait(SECONDS) == 3
 
 
 def _of_its_own_copy(folder: str) -> None:
@@ -535,13 +536,9 @@ def test_torchrun(tmp_path, project_root, recipe):
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:
-        until = time.monotonic() + several.SECONDS
-        while not (folder / "checkpoints" / "last.safetensors").exists():
-            assert run.poll() is None
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wait_for((folder / "checkpoints" / "last.safetensors").exists, run)
         run.send_signal(signal.SIGINT)
-        output, _ = run.communicate(timeout=several.SECONDS)
+        output, _ = run.communicate(timeout=SECONDS)
     finally:
         run.kill()
     assert len(re.findall(r"2 processes, each with 8 of 16", output)) == 1
@@ -571,7 +568,7 @@ def test_no_thread_of_a_connection_outlives_the_run(tmp_path, recipe):
             sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script, "train", "--config", recipe,
             "--run-dir", tmp_path / "run",
         ],
-        stderr=subprocess.STDOUT, text=True, timeout=several.SECONDS,
+        stderr=subprocess.STDOUT, text=True, timeout=SECONDS,
     )  # fmt: skip
     # Not from the output: there the lines of two processes may be mixed.
     left = [json.loads((tmp_path / f"left-{rank}").read_text()) for rank in range(2)]

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ports import free_port
+from waiting import SECONDS, wait_for
 
-SECONDS = 60.0  # more than any of these runs takes on a busy machine
 _LATER = (
     "nnue_trainer.files.presets",
     "nnue_trainer.files.compile_once",
@@ -61,11 +61,8 @@ class Processes:
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Waits for something that the run does."""
-        until = time.monotonic() + SECONDS
-        while not condition():
-            assert time.monotonic() < until, self.said()
-            assert all(process.is_alive() for process in self.processes), self.said()
-            time.sleep(0.02)
+        wait_for(lambda: condition() or not all(process.is_alive() for process in self.processes))
+        assert condition(), self.said()
 
 
 def train(size: int, folder: Path, *arguments: object) -> str:

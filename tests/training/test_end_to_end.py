@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 import torch
 from command import nnue
 from small_runs import split_sample
-from waiting import wait_for
 
 from nnue_trainer import nets
 from nnue_trainer.errors import UserError
@@ -90,31 +88,43 @@ def test_stop_and_resume_is_bit_identical(tmp_path, data, kind):
             assert torch.equal(tensor, parts.tensors[group][name]), f"{group}/{name}"
 
 
+INTERRUPTED = """
+import os, runpy, signal, sys
+from nnue_trainer.training.trainer import Trainer
+advance = Trainer.advance
+def interrupted(trainer):
+    if trainer.step == 100:
+        os.kill(os.getpid(), signal.SIGINT)
+    advance(trainer)
+Trainer.advance = interrupted
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 @pytest.mark.slow
 def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_end(tmp_path, data, project_root):
     """Two real processes, the first interrupted in the middle of an epoch."""
     path = recipe(tmp_path, data, *NETS["simple"], epochs=2, positions_per_epoch=60_000)
-    command = [sys.executable, str(project_root / "train.py"), "--config", str(path)]
+    command = [str(project_root / "train.py"), "--config", str(path)]
     # The fixture holds this process to one thread, and torch's sums depend on the number.
     env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     nnue("train", "--config", path, "--run-dir", tmp_path / "whole")
 
     run = tmp_path / "run"
-    process = subprocess.Popen(
-        [*command, "--run-dir", str(run)], stderr=subprocess.PIPE, text=True, cwd=project_root, env=env
-    )
-    metrics = run / "metrics.jsonl"
-    wait_for(lambda: metrics.exists() and metrics.stat().st_size, process)
-    process.send_signal(signal.SIGINT)
-    _, output = process.communicate(timeout=60)
-    assert process.returncode == 130, output
-    assert f"continue with    nnue train --resume {run}" in output
-    stopped = checkpoint.load(run / "checkpoints" / "last.safetensors").state["step"]
-    assert 0 < stopped < 240
 
-    second = subprocess.run(
-        [*command, "--run-dir", str(run), "--resume", "auto"], capture_output=True, text=True, cwd=project_root, env=env
-    )
+    def started(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *words], capture_output=True, text=True, cwd=project_root, env=env, check=False
+        )
+
+    first = started("-c", INTERRUPTED, *command, "--run-dir", str(run))
+    assert first.returncode == 130, first.stderr
+    assert f"continue with    nnue train --resume {run}" in first.stderr
+    stopped = checkpoint.load(run / "checkpoints" / "last.safetensors").state["step"]
+    assert stopped in (100, 101)
+
+    second = started(*command, "--run-dir", str(run), "--resume", "auto")
     assert second.returncode == 0, second.stderr
     assert f"resumed at step {stopped}" in second.stderr
     whole, parts = (

@@ -14,7 +14,7 @@ import torch
 from command import nnue
 from small_runs import last, split_sample, written
 from typed import present
-from waiting import wait_for
+from waiting import SECONDS, wait_for
 
 from nnue_trainer.data import RecordLoader
 from nnue_trainer.data.binpack import write_binpack
@@ -414,7 +414,7 @@ def test_a_live_run_is_left_alone(tmp_path, recipe, project_root):
         message = rf"run: another process \(pid {run.pid} on host '.*'\) is training here; wait until .*, or .* folder$"
         refused(message, "train", *arguments)
     run.send_signal(signal.SIGHUP)
-    _, output = run.communicate(timeout=120)
+    _, output = run.communicate(timeout=SECONDS)
     assert run.returncode == 130, output
     stopped = last(folder).state
     assert not (folder / ".lock").exists()
@@ -459,5 +459,5 @@ def test_a_closed_pipe_does_not_end_a_run(tmp_path, recipe, project_root, close_
     for _ in range(close_at):
         assert messages.readline()
     messages.close()
-    assert run.wait(timeout=120) == 0
+    assert run.wait(timeout=SECONDS) == 0
     assert last(folder).state["step"] == 16
