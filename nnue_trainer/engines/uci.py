@@ -190,7 +190,7 @@ class Engine(Closing):
         seconds = self.timeout if seconds is None else seconds
         deadline = time.monotonic() + seconds
         asked = f"engine {self._shown}: no {last!r} for {quoted(command)}"
-        printed = 0
+        printed, is_late = 0, False
         while True:
             while (end := self._incoming.find(b"\n")) >= 0:
                 line = self._incoming[:end].decode(errors="replace").strip()
@@ -202,10 +202,11 @@ class Engine(Closing):
             self._check_length(asked, 0, printed, limit)
             if self._ended or self._killed:
                 raise EngineEnded(f"engine {self._shown}: ended at {quoted(command)}{self._last_words()}")
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
+            if is_late:
                 raise UserError(f"{asked} within {seconds:g} s")
-            self._exchange(min(remaining, 0.25))  # kill() from another thread is noticed in this time
+            remaining = deadline - time.monotonic()
+            is_late = remaining <= 0  # but if this process was stopped, the answer may be there
+            self._exchange(min(max(remaining, 0.0), 0.25))  # kill() from another thread is noticed in this time
 
     def send(self, command: str) -> None:
         """Queues a command; it goes out with the next answer that is waited for. Raises UserError for a command that
@@ -281,6 +282,10 @@ class Engine(Closing):
             self._ended = True
             raise EngineEnded(f"engine {self._shown}: ended at {quoted(self._command)}{self._last_words()}")
         return None
+
+    def has_printed(self) -> bool:
+        """Whether there is output to read."""
+        return any(key.fd == self._stdout for key, _ in self._selector.select(0))
 
     def found(self, answer: bytes) -> Found:
         """The answer to `go …`. UserError for one without a move, or with a score that is not a number."""

@@ -180,7 +180,8 @@ class Arena:
             if now - looked > _LOOK_FOR_LATE:
                 looked = now
                 for seat in set(self._by_descriptor.values()):
-                    if seat.busy and now > seat.deadline:
+                    # If this process was stopped, the answer may be there.
+                    if seat.busy and now > seat.deadline and not seat.engine.has_printed():
                         seat.table.failed(seat, "no answer", self._late(seat))
 
     def _late(self, seat: _Seat) -> str:

@@ -28,6 +28,11 @@ def for_ever(data: bytes) -> None:
         OUT.flush()
 
 
+def hang() -> None:
+    say("info string hangs")
+    time.sleep(600)
+
+
 def misbehave(number: int, move: str) -> str | None:
     """Does what MODE selects at a search. Returns what to print instead of a score and a move, None for nothing."""
     score = f"info depth 1 score cp {number % 2001 - 1000} nodes 1 pv {move}\n"
@@ -37,7 +42,7 @@ def misbehave(number: int, move: str) -> str | None:
             sys.stderr.flush()
             os._exit(3)
         case "hangs":
-            time.sleep(600)
+            hang()
         case "late":
             time.sleep(0.3)
         case "endless-lines":
@@ -54,7 +59,7 @@ def misbehave(number: int, move: str) -> str | None:
             os.write(2, b"warning: a line of noise\n" * 40_000)  # a megabyte: far more than a pipe holds
         case "deaf":
             os.close(0)  # reads nothing more
-            time.sleep(600)
+            hang()
         case "no-move":
             return score + "bestmove"
         case "none-move":
@@ -66,7 +71,7 @@ def misbehave(number: int, move: str) -> str | None:
                 case 0:
                     os._exit(3)
                 case 1 | 2:
-                    time.sleep(600)
+                    hang()
                 case 3:
                     return score + "bestmove a1a1"
         case "illegal":

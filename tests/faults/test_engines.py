@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command import Done
@@ -16,6 +17,7 @@ from waiting import SECONDS, wait_for
 
 from nnue_trainer.base import process_groups
 from nnue_trainer.data.generate import GenerateOptions, generate
+from nnue_trainer.engines import uci
 from nnue_trainer.engines.uci import Engine, find_engine
 from nnue_trainer.errors import UserError
 from nnue_trainer.export.engine_check import EngineWithNet
@@ -52,12 +54,13 @@ def group_of(pid: int) -> int | None:
 def test_a_short_limit_for_answers_is_none_for_the_start(tmp_path: Path) -> None:
     """A program that starts on a loaded machine, or loads its net, takes longer than a move may."""
     path = tmp_path / "slow"
-    path.write_text(
-        "#!/bin/sh\nwhile read -r line; do\nsleep 0.3\n"
-        'case "$line" in\nuci) echo uciok;;\nisready) echo readyok;;\nesac\ndone\n'
-    )
+    answers = [f"read -r line; sleep 0.3; echo {answer}" for answer in ("uciok", "readyok")]
+    path.write_text("\n".join(["#!/bin/sh", *answers, "cat >/dev/null", ""]))
     path.chmod(0o755)
-    with Engine(str(path), timeout=0.1) as engine, pytest.raises(UserError, match=r"'isready' within 0\.1 s"):
+    with (
+        Engine(str(path), timeout=0.1, start_timeout=300.0) as engine,
+        pytest.raises(UserError, match=r"'isready' within 0\.1 s"),
+    ):
         engine.wait_until_ready()
 
 
@@ -96,6 +99,28 @@ def test_a_bad_answer_is_one_line(fake_engine: FakeEngine, mode: str, message: s
     assert str(caught.value).isprintable()
     assert f"engine {path}: " in str(caught.value)
     assert processes_of(path) == []
+
+
+def test_an_answer_that_came_while_this_process_was_stopped_counts(
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by Ctrl-Z: the engine goes on. Its answer is read after the limit."""
+    stopped: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(stopped), sleep=time.sleep)
+    with Engine(fake_engine(), timeout=300.0, start_timeout=300.0) as engine:
+        exchange = engine._exchange
+
+        def exchange_and_stop(seconds: float) -> None:
+            sends = bool(engine._outgoing)
+            exchange(seconds)
+            if sends:
+                wait_for(engine.has_printed)
+                stopped.append(1000.0)
+
+        monkeypatch.setattr(uci, "time", clock)
+        monkeypatch.setattr(engine, "_exchange", exchange_and_stop)
+        assert engine.search(FEN, [], "nodes 1")[1] == "cp"
+    assert len(stopped) == 1
 
 
 @pytest.mark.parametrize("mode", ["", "late", "garbage", "chatty-stderr", "string-score", "multipv", "latin-1"])
@@ -219,7 +244,11 @@ def test_a_run_ends_in_one_line_and_keeps_its_games(fake_engine: FakeEngine, tmp
     assert out.read_bytes() == (tmp_path / "whole.binpack").read_bytes()
 
 
-def test_command_line(fake_engine: FakeEngine, tmp_path: Path, nnue: Callable[..., Done]) -> None:
+def test_command_line(
+    fake_engine: FakeEngine, tmp_path: Path, nnue: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "wait_until_ready", lambda engine: engine.ask("isready", "readyok", seconds=300.0))
+
     def run(*arguments: object) -> tuple[int, str]:
         command = ["data", "generate", tmp_path / "o.binpack", "--positions", "20", "--nodes", "1"]
         done = nnue(*command, "--score-scale", "1", "--max-ply", "10", "-j", "1", *arguments)

@@ -3,18 +3,22 @@
 import gzip
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command import Done
 from command import nnue as run
+from waiting import wait_for
 
 from nnue_trainer import _data
 from nnue_trainer.data import fens_from_records, records_from_fens
 from nnue_trainer.data.binpack import write_binpack
 from nnue_trainer.engines.uci import Engine
 from nnue_trainer.errors import UserError
+from nnue_trainer.match import play
 from nnue_trainer.match.adjudication import Adjudication
 from nnue_trainer.match.openings import OpeningOptions, Openings
 from nnue_trainer.match.play import PlayedGame
@@ -38,6 +42,19 @@ def contents(folder: Path) -> list[bytes]:
 
 def match(*arguments: object, pairs: int = 3) -> str:
     return run("match", *arguments, "--nodes", 1, "--pairs", pairs, "--max-moves", 12, "--hash", 1)
+
+
+@pytest.fixture
+def late_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that hangs is late as soon as it has printed so; any other has all the time of its limit."""
+    on_event = play.Arena._on_event
+
+    def look(self: play.Arena, seat: play._Seat, descriptor: int, events: int) -> None:
+        on_event(self, seat, descriptor, events)
+        if b"info string hangs\n" in seat.engine._incoming:
+            seat.deadline = 0.0
+
+    monkeypatch.setattr(play.Arena, "_on_event", look)
 
 
 @pytest.mark.slow
@@ -82,6 +99,7 @@ def test_a_finished_match_plays_nothing_and_another_one_is_refused(fake_engine: 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("late_at_once")
 @pytest.mark.parametrize(
     ("mode", "reason", "message"),
     [
@@ -98,7 +116,7 @@ def test_an_engine_that_fails_loses_the_game_and_is_named(
     fake_engine: FakeEngine, tmp_path: Path, mode: str, reason: str, message: str
 ) -> None:
     bad = fake_engine(mode, 4)
-    printed = match(fake_engine(), bad, "-o", tmp_path / "out", "--timeout", 2, "-j", 2, pairs=3)
+    printed = match(fake_engine(), bad, "-o", tmp_path / "out", "--timeout", 300, "-j", 2, pairs=3)
     data = json.loads((tmp_path / "out/match.json").read_text())
     faults = [game for game in data["games"] if "fault" in game]
     assert faults
@@ -112,22 +130,54 @@ def test_an_engine_that_fails_loses_the_game_and_is_named(
     assert "Faults of engines" in (tmp_path / "out/match.html").read_text()
 
 
+@pytest.mark.usefixtures("late_at_once")
 def test_parts_with_failures_of_engines_merge_to_the_bytes_of_one_run(fake_engine: FakeEngine, tmp_path: Path) -> None:
     a, b = fake_engine(), fake_engine("whims")
-    match(a, b, "-o", tmp_path / "whole", "--timeout", 0.5, "-j", 4)
+    match(a, b, "-o", tmp_path / "whole", "--timeout", 300, "-j", 4)
     for number in (3, 1, 2):
-        match(a, b, "-o", tmp_path / "parts", "--timeout", 0.5, "--part", f"{number}/3", "-j", number)
-    match(a, b, "-o", tmp_path / "parts", "--timeout", 0.5)
+        match(a, b, "-o", tmp_path / "parts", "--timeout", 300, "--part", f"{number}/3", "-j", number)
+    match(a, b, "-o", tmp_path / "parts", "--timeout", 300)
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
     games = json.loads((tmp_path / "whole/match.json").read_text())["games"]
     assert {game["loser"] for game in games if "fault" in game} == {"fakewhims"}
     assert "no answer" in {game["reason"] for game in games}
 
 
+def test_answers_that_came_while_this_process_was_stopped_count(
+    fake_engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by Ctrl-Z: the engines go on. An answer that no one listens to yet is read after its limit."""
+    exchange, stopped = play.Arena._exchange, []
+
+    def exchange_and_stop(self: play.Arena) -> None:
+        exchange(self)
+        for _, _, seat, sent in self._deferred:
+            if seat.busy and seat.sent == sent:
+                wait_for(seat.engine.has_printed)
+                stopped.append(1000.0)
+
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(stopped), sleep=time.sleep)
+    monkeypatch.setattr(play, "time", clock)
+    monkeypatch.setattr(play.Arena, "_exchange", exchange_and_stop)
+    match(fake_engine(), fake_engine("silent"), "-o", tmp_path / "out", "-j", 1, pairs=1)
+    assert stopped
+    games = json.loads((tmp_path / "out/match.json").read_text())["games"]
+    assert not [game for game in games if "fault" in game]
+
+
 @pytest.mark.slow
 def test_an_engine_gets_its_time_and_loses_beyond_it(
     fake_engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Only the time of the engine that is meant to be slow counts: a loaded machine slows down the others, too."""
+    moved = play._Table._moved
+
+    def moved_in_time(self: play._Table, seat: play._Seat, answer: bytes) -> None:
+        if "slow" not in seat.engine.path:
+            seat.sent = time.monotonic()
+        moved(self, seat, answer)
+
+    monkeypatch.setattr(play._Table, "_moved", moved_in_time)
     monkeypatch.chdir(tmp_path)
     a, b, log = fake_engine(), fake_engine("logs"), tmp_path / "searches.log"
     common = ("--pairs", 1, "--max-moves", 3, "--hash", 1, "-j", 1)
@@ -144,11 +194,11 @@ def test_an_engine_gets_its_time_and_loses_beyond_it(
         for own in clocks[first + 1 : first + 3]:
             assert all(0 < clock <= 62_000 and clock != 60_000 for clock in own[:2])
             assert own[2:] == [500, 500]
-    slow = fake_engine("slow=4.5")
-    for time in (("--tc", "4+0"), ("--movetime", 4000)):
-        printed = run("match", a, slow, "-o", tmp_path / time[0], *time, *common[:-2], "-j", 2)
-        games = json.loads((tmp_path / time[0] / "match.json").read_text())["games"]
-        assert [(game["loser"], game["reason"]) for game in games] == [("fakeslow=4.5", "time")] * 2
+    slow = fake_engine("slow=0.9")
+    for limit in (("--tc", "0.4+0"), ("--movetime", 400)):
+        printed = run("match", a, slow, "-o", tmp_path / limit[0], *limit, *common[:-2], "-j", 2)
+        games = json.loads((tmp_path / limit[0] / "match.json").read_text())["games"]
+        assert [(game["loser"], game["reason"]) for game in games] == [("fakeslow=0.9", "time")] * 2
         assert "s over its time" in printed
 
 
