@@ -19,6 +19,7 @@ from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint
 from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.training.checkpoints import CheckpointStore
+from nnue_trainer.training.outputs import RunOutputs
 from nnue_trainer.training.resuming import resume
 from nnue_trainer.training.schedule_values import ScheduleValues, StepValues
 
@@ -313,12 +314,13 @@ def test_a_preempted_run_repeats_steps_instead_of_a_slow_write(tmp_path, monkeyp
         return 25.0 if store.written_step else 0.0
 
     monkeypatch.setattr(CheckpointStore, "write_seconds", write_seconds)
+    monkeypatch.setattr(RunOutputs, "seconds_since_save", lambda _: 7.0)  # the wait above is not of the run
     run = trainer(tmp_path / "parts", "logging.every_steps=1")
     in_step(run, 15, lambda: os.kill(os.getpid(), signal.SIGTERM))
     summary = run.train()
     said = capsys.readouterr().err
     assert said.count("a write takes 25 s, but schedulers kill a run 20 s after their signal") == 1
-    assert "no other checkpoint is written, as a write takes 25 s: the next start repeats the last 0 s" in said
+    assert "no other checkpoint is written, as a write takes 25 s: the next start repeats the last 7 s" in said
     assert (summary.status, summary.step) == (75, 15)
     assert checkpoint.load(tmp_path / "parts" / "checkpoints" / "last.safetensors").state["step"] == 10
     finish(tmp_path)
