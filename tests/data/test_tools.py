@@ -193,7 +193,8 @@ def test_interrupted_with_nothing_left(project_root: Path, tmp_path: Path, sent:
         stderr=subprocess.PIPE,
     )
     # They have work for many seconds after their first bytes, and two of them before.
-    wait_for(lambda: any(path.stat().st_size or words[0] in ("shuffle", "interleave") for path in out.iterdir()), process)
+    late = words[0] in ("shuffle", "interleave")
+    wait_for(lambda: any(late or path.stat().st_size for path in out.iterdir()), process)
     process.send_signal(sent)
     process.communicate(timeout=SECONDS)
     assert process.returncode == (130 if sent in (signal.SIGINT, signal.SIGHUP) else 75)

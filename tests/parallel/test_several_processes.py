@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 from small_runs import in_chunks, last, split_sample, written
 from torch import Tensor
 from typed import present
-from waiting import SECONDS, wait_for
+from waiting import SECONDS, threads_wait, wait_for
 
 from nnue_trainer import config, nets
 from nnue_trainer.data import LoaderOptions, RecordLoader
@@ -657,11 +657,8 @@ def _read(folder: Path, recipe: Path) -> None:
             for number in range(8):
                 batch = next(batches)
                 found |= {f"{name}/{number}/{key}": value.clone() for key, value in batch.fields().items()}
-        before, decoded = -1, 0
-        while decoded != before:  # until nothing more is read ahead
-            time.sleep(0.3)
-            before, decoded = decoded, rows.filter_counts().read
-        found["decoded"] = torch.tensor(decoded)
+        wait_for(threads_wait)  # until nothing more is read ahead
+        found["decoded"] = torch.tensor(rows.filter_counts().read)
         save_file(found, folder / f"read-{ranks.rank}.safetensors")
         rows.close()
         packed.close()
