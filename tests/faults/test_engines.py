@@ -104,7 +104,7 @@ def test_a_bad_answer_is_one_line(fake_engine: FakeEngine, mode: str, message: s
 def test_an_answer_that_came_while_this_process_was_stopped_counts(
     fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by Ctrl-Z: the engine goes on. Its answer is read after the limit."""
+    """Ctrl-Z does not stop the engine. Its answer is read after the limit."""
     stopped: list[float] = []
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(stopped), sleep=time.sleep)
     with Engine(fake_engine(), timeout=300.0, start_timeout=300.0) as engine:

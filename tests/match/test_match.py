@@ -146,7 +146,7 @@ def test_parts_with_failures_of_engines_merge_to_the_bytes_of_one_run(fake_engin
 def test_answers_that_came_while_this_process_was_stopped_count(
     fake_engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by Ctrl-Z: the engines go on. An answer that no one listens to yet is read after its limit."""
+    """Ctrl-Z does not stop the engines. An answer that no one listens to yet is read after its limit."""
     exchange, stopped = play.Arena._exchange, []
 
     def exchange_and_stop(self: play.Arena) -> None:

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -250,6 +251,35 @@ def test_a_lost_process_ends_all_with_one_message(tmp_path, recipe, lost):
     ]
     step = last(folder).state["step"]
     assert f"resumed at step {step:,} " in nnue("train", "--resume", folder, f"training.epochs={step // 4 + 1}")
+
+
+def test_the_others_are_stopped_when_the_last_checkpoint_is_written(monkeypatch):
+    """When they have ended, torchrun ends the first process."""
+    order: list[object] = []
+
+    def hint() -> str:
+        order.append("written")
+        return ""
+
+    ends = watch.Watch.__new__(watch.Watch)
+    vars(ends).update(rank=0, _sockets={1: None}, _killing=threading.Event(), hint=hint)
+    monkeypatch.setattr(watch.Watch, "_send", lambda _, rank, line: order.append(line))
+    monkeypatch.setattr(os, "_exit", order.append)
+    ends._end("rank 1 has ended")
+    assert order == ["written", "stop", 1]
+
+
+def _limit_of_a_wait(folder: Path) -> None:
+    with joined() as ranks:
+        group = torch.distributed.distributed_c10d._get_default_group()
+        limit = group._get_backend(torch.device("cpu")).options._timeout
+        (folder / str(ranks.rank)).write_text(str(limit.days))
+
+
+def test_processes_wait_for_one_with_a_slow_disk(tmp_path):
+    run = several.Processes(2, tmp_path, _limit_of_a_wait, tmp_path)
+    assert run.wait() == [0, 0], run.said()
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["30", "30"]
 
 
 @pytest.mark.slow

@@ -36,6 +36,9 @@ _MOST_FIELDS = 10_000  # of a value that differs: those that ranks exchange to c
 _MOST_NAMED = 3
 _MOST_BETWEEN = 256  # the largest number of calls of `agree` between two exchanges
 _SECONDS_TO_MEET = 10.0
+# The watch looks after lost ranks. torch would end processes that wait for another one 10 minutes (NCCL) or 30 (gloo),
+# for example while rank 0 waits for a full disk or plays a match. Exchanges in recorded steps have no limit either.
+_LONGEST_WAIT = timedelta(days=30)
 _SECONDS_TO_SAY = 10.0  # before a line names who is missing
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -129,9 +132,7 @@ class Ranks:
             return _default_group()  # on a CPU all exchanges are in the order of the program
         if self._own_group is None:
             with self._explaining():
-                # The watch looks after lost ranks. torch would end a process that waits for long; exchanges in recorded
-                # steps have no such limit either.
-                self._own_group = dist.new_group(backend="nccl", timeout=timedelta(days=30))
+                self._own_group = dist.new_group(backend="nccl", timeout=_LONGEST_WAIT)
         return self._own_group
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
@@ -407,6 +408,7 @@ def _join() -> Ranks:
         store = _meet(rank, size)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         watch = Watch(rank, size, host, exchange)
+        dist.distributed_c10d._set_pg_timeout(_LONGEST_WAIT)
     except (RuntimeError, ValueError) as error:
         what = f"train: rank {rank} of {size} cannot join the others: {shown(first_line(error))[:200]}"
         raise status.Lost(what) from None

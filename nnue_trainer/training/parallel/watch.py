@@ -210,11 +210,11 @@ class Watch:
         if self.rank == 0 and exit_status is not None:
             status.write(exit_status)
         if text is not None:
-            if self.rank == 0:
-                self._stop_others()
             hint = ""
             with contextlib.suppress(Exception):
-                hint = self.hint()
+                hint = self.hint()  # it may wait for a slow disk, and torchrun ends this process soon after another one
+            if self.rank == 0:
+                self._stop_others()
             with contextlib.suppress(Exception):
                 # On a terminal: show the cursor again and leave the progress line. One write, because the main thread
                 # may be printing, too.
