@@ -7,12 +7,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
-from typing import Protocol, TypeVar, Unpack
+from typing import TypeVar, Unpack
 
 import numpy as np
 
 from nnue_trainer.base.arrays import Records
+from nnue_trainer.base.closing import Closing
 from nnue_trainer.base.system import usable_cpus
 from nnue_trainer.data.files import (
     BLOCK,
@@ -80,34 +80,10 @@ def in_order(work: Callable[[S, Progress], T], items: Sequence[S], progress: Pro
 # ---- one file --------------------------------------------------------------------------------------------------------
 
 
-class Positions(Protocol):
-    """The positions of a file, in order, as blocks of records; what `PositionReader` also has."""
-
-    reading: Reading
-    size: int
-    compression: str | None
-
-    @property
-    def format(self) -> str: ...
-    @property
-    def done(self) -> int: ...
-    @property
-    def chunks(self) -> int: ...
-    @property
-    def chains(self) -> int: ...
-    @property
-    def single_chains(self) -> int: ...
-    @property
-    def notes(self) -> list[str]: ...
-    @property
-    def unit_notes(self) -> list[str]: ...
-    def __iter__(self) -> Iterator[Records]: ...
-
-
 class FileBlocks:
     """The blocks of a file, and the threads that work on them."""
 
-    def __init__(self, reader: Positions, threads: int) -> None:
+    def __init__(self, reader: PositionReader | _RangesReader, threads: int) -> None:
         self.reader, self._threads = reader, threads
 
     def each(self, work: Callable[[Records], T]) -> Iterator[tuple[Records, T]]:
@@ -159,7 +135,7 @@ def _opened(
     return PositionReader(path, chunks=chunks, **scores)
 
 
-class _RangesReader:
+class _RangesReader(Closing):
     """The positions of chunks, decoded by several threads, a range each. UserError for a file with notes: their numbers
     count over the whole file."""
 
@@ -171,12 +147,10 @@ class _RangesReader:
         self.done = self.chunks = self.chains = self.single_chains = 0
         self.notes: list[str] = []
         self.unit_notes: list[str] = []
-        self._closing = ExitStack()
+        self._pool = ThreadPoolExecutor(threads, "decode")
 
     def __iter__(self) -> Iterator[Records]:
-        pool = ThreadPoolExecutor(self._threads, "decode")
-        self._closing.callback(pool.shutdown, cancel_futures=True)
-        for reader, blocks in _ahead(pool, self._read, self._ranges(), self._threads + 2):
+        for reader, blocks in _ahead(self._pool, self._read, self._ranges(), self._threads + 2):
             self.done = min(self.done + reader.size, self.size)
             self.chunks += reader.chunks
             self.chains += reader.chains
@@ -197,11 +171,8 @@ class _RangesReader:
             raise UserError(f"{self._path}: has notes")
         return reader, blocks
 
-    def __enter__(self) -> _RangesReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._closing.close()
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
 
 
 def _full(blocks: Iterable[Records]) -> Iterator[Records]:

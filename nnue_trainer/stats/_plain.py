@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nnue_trainer.base import _library, _words
 from nnue_trainer.base._registration import (
@@ -39,3 +40,8 @@ def register(name: str, fake: Callable[..., Any] = writes_only) -> None:
         no_gradient = refuse(name, "gradient", instead)
         register_autograd(name, lambda *_: ((), no_gradient), refuse(name, "forward mode", instead))
         register_vmap(name)
+
+
+def like_x(x: Tensor, *_: object, **__: object) -> Tensor:
+    """The fake kernel of an operator whose output is like its first input."""
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)

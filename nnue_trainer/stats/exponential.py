@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from nnue_trainer.stats import _given, _plain
 
@@ -98,8 +97,4 @@ def ewm(
     return Ewm(_given.given("ewm: x", x), abs(value), adjust, ignore_na, least)
 
 
-def _like_x(x: Tensor, *args: object, **kwargs: object) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
-_plain.register(EWM, _like_x)
+_plain.register(EWM, _plain.like_x)

@@ -200,12 +200,5 @@ def _same_labels(a: Any, b: Any) -> bool:
     return bool(a.equals(b))
 
 
-# ---- registration ---------------------------------------------------------------------------------------------------
-
-
-def _like_x(x: Tensor, *args: object, **kwargs: object) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
-_plain.register(ROLLING, _like_x)
-_plain.register(QUANTILE, _like_x)
+_plain.register(ROLLING, _plain.like_x)
+_plain.register(QUANTILE, _plain.like_x)
