@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -11,21 +10,12 @@ from nnue_trainer import _data
 from nnue_trainer.base.arrays import Records
 from nnue_trainer.files.atomic import replacing
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
-
-
-def read_chunks(path: str | os.PathLike[str], progress: Progress | None = None) -> Iterator[Records]:
-    """The positions of each chunk in file order, uint8 [n, 32]. UserError naming file and offset for corrupt data."""
-    file = _data.BinpackFile(os.fsencode(path))
-    for chunk, (offset, size) in enumerate(file.chunks):
-        yield file.decode(chunk)[0]
-        if progress:
-            progress(offset + size, file.size)
-
 
 def read_binpack(path: str | os.PathLike[str]) -> Records:
-    """All positions of a file, uint8 [n, 32]."""
-    return np.concatenate([np.empty((0, 32), np.uint8), *read_chunks(path)])
+    """All positions of a file, uint8 [n, 32]. UserError naming file and offset for corrupt data."""
+    file = _data.BinpackFile(os.fsencode(path))
+    chunks = [file.decode(chunk)[0] for chunk in range(len(file.chunks))]
+    return np.concatenate([np.empty((0, 32), np.uint8), *chunks])
 
 
 def write_binpack(path: str | os.PathLike[str], records: Records, *, join_chains: bool = True) -> None:

@@ -209,13 +209,12 @@ def write(
     *,
     beside: bool = True,
     again: bool = False,
-    poll: Poll = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Summary:
     """Makes the index of these files, in their folders if those can be written, or in the cache folder. `again`: also
     of files whose entry fits. `progress` gets the number of files listed so far and of all that are to be listed.
     UserError for a file that cannot be opened."""
-    opening = _Opening(paths, poll, beside=beside, again=again, progress=progress, settles=True)
+    opening = _Opening(paths, None, beside=beside, again=again, progress=progress, settles=True)
     without, chunks, size = [], 0, 0
     for path, source in zip(paths, _in_turn(opening.run()), strict=True):
         if source.layout is None:
