@@ -358,13 +358,11 @@ def generate(
     note = note or (lambda line: None)
     if not 1 <= concurrency <= 1024:
         raise UserError(f"generate: concurrency is {concurrency}, expected a number from 1 to 1024")
-    if out.is_dir():
-        raise UserError(f"{out}: is a folder, expected the name of a file to write")
     numbers = _numbers(options, part)
-    format = format_for(out, to)
     made = None if overwrite else _read_made(out)
     if made is None:
         check_new(out, overwrite)
+    format = format_for(out, to)
     openings = Openings(options)
     if options.chess960 and format.kind in _data.only_standard_castling():
         raise UserError(

@@ -51,7 +51,6 @@ from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import check_all_new, replacing
 
 _MEMORY_PER_POSITION = 55  # bytes of a shuffle
-_FEW_CHUNKS = 16
 _OF_WHOLE_STREAMS = ("random_skip", "soft_ply", "wdl", "wdl_material", "placeholder_zero", "piece_counts")
 """filters whose decisions depend on the place of a position in the input"""
 
@@ -112,8 +111,6 @@ def check_outputs(inputs: Sequence[StrPath], outputs: Sequence[StrPath], overwri
         raise UserError("no input files")
     for i, output in enumerate(outputs):
         path = Path(output)
-        if path.is_dir():
-            raise UserError(f"{output}: is a folder, expected the name of a file to write")
         for other in [*inputs, *outputs[:i]]:
             if path == Path(other) or (path.exists() and Path(other).exists() and path.samefile(other)):
                 twice = f"is also the {'input' if other in inputs else 'output'} {other}"
@@ -415,22 +412,21 @@ def interleave(
     for line in [*notes, *differences(units.files)]:
         if note:
             note(line)
-    copies = list(weights) or [1.0] * len(inputs)
-    drawn = [_chunks_to_draw(path, weight) for path, weight in zip(inputs, copies, strict=True)]
-    for path, weight, (count, _) in zip(inputs, copies, drawn, strict=True):
-        if weight and not count and note:
+    for path, weight in zip(inputs, weights, strict=False):
+        every = chunks_of(path)
+        if note and weight and every and not math.floor(weight * every.end + 0.5):
             note(f"{path}: a weight of {weight:g} leaves none of its chunks")
-    if not any(count for count, _ in drawn):
-        raise UserError(f"{output}: no chunk to write: the inputs or their weights leave none; use larger weights")
-    size = sum(size for _, size in drawn)
-    check_room(output, {Path(output).absolute().parent: (2 if changed else 1) * size})
-    done = chunks = 0
+    folder = Path(output).absolute().parent
+    chunks = 0
 
     def mix(fd: int) -> None:
-        nonlocal done, chunks
-        interleaver = _data.Interleaver(
-            [os.fsencode(path) for path in inputs], os.fsencode(output), fd, seed, list(weights)
-        )
+        nonlocal chunks
+        names = [os.fsencode(path) for path in inputs]
+        interleaver = _data.Interleaver(names, os.fsencode(output), fd, seed, list(weights))
+        if not interleaver.size:
+            raise UserError(f"{output}: no chunk to write: the inputs or their weights leave none; use larger weights")
+        check_room(output, {folder: (2 if changed else 1) * interleaver.size})
+        done = 0
         while step := interleaver.step():
             done += step
             if progress:
@@ -439,27 +435,12 @@ def interleave(
 
     with replacing(output) as file:
         if changed:
-            folder = Path(output).absolute().parent
             with unnamed_file(Path(output), folder, lambda out: mix(out.fileno())) as mixed:
                 _rewrite(mixed, file.fd, Path(inputs[0]), format, Reading(**scores))
         else:
             mix(file.fd)
         check_all_new([output], overwrite)
     return chunks, Path(output).stat().st_size
-
-
-def _chunks_to_draw(path: StrPath, weight: float) -> tuple[int, float]:
-    """How many chunks of a file are drawn with a weight, and about how many bytes they have; exactly how many in a file
-    of few chunks."""
-    chunks = chunks_of(path)
-    if chunks is None or not chunks.end:
-        return 0, 0.0
-    count = math.floor(weight * chunks.end + 0.5)
-    passes, rest = divmod(count, chunks.end)
-    of_rest = chunks.file.size * rest / chunks.end
-    if rest <= _FEW_CHUNKS:
-        of_rest = sum(len(chunks.file.read_chunk(chunk)) for chunk in range(rest))
-    return count, passes * chunks.file.size + of_rest
 
 
 def _beginning(path: StrPath) -> Sample:

@@ -194,12 +194,12 @@ def check_new(path: StrPath, overwrite: bool, data: bytes | None = None) -> None
     """Every command calls this before its work, and again before it commits: UserError if its output `path` exists,
     unless the user gave `--overwrite`. `data`: what is to be written; a file that holds just this may stay."""
     check_name(path)
+    if Path(path).is_dir():
+        raise UserError(f"{path}: is a folder, expected the name of a file to write")
     if overwrite or not os.path.lexists(path):
         return
     if data is not None and _holds(Path(path), data):
         return
-    if Path(path).is_dir():
-        raise UserError(f"{path}: is a folder, expected the name of a file to write")
     raise UserError(f"{path}: exists already; --overwrite replaces it")
 
 
