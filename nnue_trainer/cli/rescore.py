@@ -98,11 +98,12 @@ def rescore(
     if threads or arch:
         raise UserError("rescore: --threads and --arch are for --net; --concurrency sets the number of engines")
     from nnue_trainer.data.engine_scores import EngineScoring, rescore_by_engine
+    from nnue_trainer.data.files import Part
     from nnue_trainer.engines.uci import find_engine
 
     scale = units_per_centipawn(score_scale, scores["pawn"])
     scoring = EngineScoring(
-        find_engine(engine), nodes, depth, scale, hash_mb, uci_options(option), part_of(part or "1/1")
+        find_engine(engine), nodes, depth, scale, hash_mb, uci_options(option), Part(*part_of(part or "1/1"))
     )
     with progress_bar("scoring", "positions") as progress:
         report = rescore_by_engine(

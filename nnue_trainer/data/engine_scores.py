@@ -22,6 +22,7 @@ from nnue_trainer.base.arrays import Records
 from nnue_trainer.data import fields
 from nnue_trainer.data.fields import NO_SCORE
 from nnue_trainer.data.files import (
+    WHOLE,
     Block,
     Part,
     PositionWriter,
@@ -50,8 +51,8 @@ UNIT = 64
 @dataclass(frozen=True)
 class EngineScoring:
     """How an engine scores a position: exactly one of `nodes` and `depth`. `scale`: internal units per centipawn of its
-    "score cp"; None takes it from the engine's name. `part` (i, n): only the i-th of n parts of the positions, from 1,
-    which are equal up to one unit. The parts of a file, one after the other, are the whole."""
+    "score cp"; None takes it from the engine's name. `part`: only this part of the positions; parts are equal up to one
+    unit, and one after the other they are the whole."""
 
     engine: str
     nodes: int | None = None
@@ -59,13 +60,12 @@ class EngineScoring:
     scale: float | None = None
     hash_mb: int = 4
     options: Mapping[str, str] | None = None
-    part: tuple[int, int] = (1, 1)
+    part: Part = WHOLE
 
     def __post_init__(self) -> None:
         if (self.nodes is None) == (self.depth is None):
             raise UserError("rescore: give either --nodes or --depth with --engine")
-        if not 1 <= self.part[0] <= self.part[1]:
-            raise UserError(f"rescore: part {self.part[0]}/{self.part[1]}, expected I/N with 1 ≤ I ≤ N")
+        self.part.range(0)
 
     @property
     def limit(self) -> str:
@@ -106,11 +106,8 @@ def rescore_by_engine(
     reading = Reading(**scores)
     total = _count(inputs, skip_bad, scores)
     # Parts consist of whole units, so that they have the scores of the whole.
-    units_in_all = -(-total // UNIT)
-    begin, end = (
-        min(total, units_in_all * i // scoring.part[1] * UNIT) for i in (scoring.part[0] - 1, scoring.part[0])
-    )
-    check_rewritten(inputs, output, format, part=Part(*scoring.part), **scores)
+    begin, end = (min(total, unit * UNIT) for unit in scoring.part.range(-(-total // UNIT)))
+    check_rewritten(inputs, output, format, part=scoring.part, **scores)
     engines: list[Engine] = []
     try:
         settings = {"Hash": str(scoring.hash_mb)} | dict(scoring.options or {})

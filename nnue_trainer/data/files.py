@@ -144,7 +144,7 @@ class Part(NamedTuple):
         """The numbers of the part, from and to, of things that are counted from 0. UserError if there is no such
         part."""
         if not 1 <= self.number <= self.of:
-            raise UserError(f"part {self.number}/{self.of}: expected a number from 1 to {self.of}")
+            raise UserError(f"part {self.number}/{self.of}: expected I/N with I from 1 to N")
         return count * (self.number - 1) // self.of, count * self.number // self.of
 
 

@@ -182,7 +182,7 @@ def test_a_shuffle_by_game_keeps_chains(tmp_path: Path, inputs: list[Path]) -> N
 def test_a_part_of_what_depends_on_the_place_is_refused(tmp_path: Path, inputs: list[Path]) -> None:
     with pytest.raises(UserError, match="--part: the filter random_skip depends on the positions before"):
         filter_positions(inputs, tmp_path / "x.binpack", Filters(random_skip=3), part=Part(1, 2))
-    with pytest.raises(UserError, match="part 3/2: expected a number from 1 to 2"):
+    with pytest.raises(UserError, match="part 3/2: expected I/N with I from 1 to N"):
         convert(inputs, tmp_path / "x.binpack", part=Part(3, 2))
     assert not list(tmp_path.iterdir())
 
