@@ -13,7 +13,7 @@ import math
 import os
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
@@ -84,9 +84,9 @@ _LIMITS = {
 }
 
 
-def _check_limits(**options: int) -> None:
-    for name, value in options.items():
-        least, most = _LIMITS[name]
+def _check_limits(options: Mapping[str, Any]) -> None:
+    for name, (least, most) in _LIMITS.items():
+        value = options[name]
         if value < least:
             raise UserError(f"loader: {name} is {value}, expected at least {least}")
         if value > most:
@@ -214,16 +214,7 @@ class _Stream(Closing, Generic[T]):
         self._files = [str(Path(path)) for path in paths]
         if not self._files:
             raise UserError("loader: no data files")
-        _check_limits(
-            batch_size=batch_size,
-            shuffle_buffer=shuffle_buffer,
-            hold=hold,
-            seed=seed,
-            epoch=epoch,
-            threads=threads,
-            cpus=cpus,
-            shards=shards,
-        )
+        _check_limits(self._given)
         if weights is not None and len(weights) != len(self._files):
             raise UserError(f"loader: {len(weights)} weights for {len(self._files)} files, expected one for each")
         if weights is not None and not shuffle:
@@ -316,24 +307,33 @@ class _Stream(Closing, Generic[T]):
     def identities(self) -> list[Identity]:
         """Name, size and digest of each file as it was when this loader opened it; opens the files if they are not open
         yet."""
-        return [file.identity for file in self._open_files()]
+        return [file.identity for file in self.opened]
 
     @property
     def opened(self) -> list[OpenedFile]:
         """The data files, which are opened if they are not open yet."""
-        return self._open_files()
+        if not self._opened:
+            self._opened = open_files(
+                self._files,
+                formats=self._formats,
+                skip_bad=self._options.skip_bad_chunks,
+                temporary=self._temporary,
+                poll=self._poll,
+                spare=self._with_spare,
+            )
+        return self._opened
 
     @property
     def spare(self) -> int:
         """How many spare bytes the records hold (`nnue_trainer.data.spare`); opens the files. UserError if files
         have different numbers of them."""
-        return common_width({file.path: file.spare for file in self._open_files()}) if self._with_spare else 0
+        return common_width({file.path: file.spare for file in self.opened}) if self._with_spare else 0
 
     @property
     def threads(self) -> int:
         """The number of threads that read: as many as were requested, or as the machine and the files can use if that
         is less."""
-        chunks = sum(file.native.num_chunks for file in self._open_files())
+        chunks = sum(file.native.num_chunks for file in self.opened)
         # One more than there are chunks: it makes batches while the others decode.
         used = min(self._asked_threads or self._cpus, usable_threads(), chunks + 1)
         if used < self._asked_threads and not self._told_of_threads:
@@ -353,29 +353,17 @@ class _Stream(Closing, Generic[T]):
         options = self._options
         if not options.shuffle:
             return None
-        return mixing_of(self._open_files(), self._given_filters, self.batch_size, options.window, options.shards)
+        return mixing_of(self.opened, self._given_filters, self.batch_size, options.window, options.shards)
 
     def open(self) -> None:
         """Opens the files and starts the threads, as iterating does. UserError for a file that is missing or not a data
         file, and where the system gives no threads."""
         self._open()
 
-    def _open_files(self) -> list[OpenedFile]:
-        if not self._opened:
-            self._opened = open_files(
-                self._files,
-                formats=self._formats,
-                skip_bad=self._options.skip_bad_chunks,
-                temporary=self._temporary,
-                poll=self._poll,
-                spare=self._with_spare,
-            )
-        return self._opened
-
     def _open(self) -> _Running[T]:
         self._require_one_worker()
         if self._running is None:
-            files = self._open_files()
+            files = self.opened
             for file in files:
                 file.require_unchanged()
             self._options.threads = threads = self.threads
@@ -490,35 +478,32 @@ class _Stream(Closing, Generic[T]):
 
     def _contents_until(self, read: list[_Read]) -> Tensor:
         if self._contents is None or self._contents[0] != read:
-            kept = _data.keep_contents([file.native for file in self._open_files()], read)
+            kept = _data.keep_contents([file.native for file in self.opened], read)
             self._contents = read, torch.from_numpy(kept)
         return self._contents[1]
 
     def restore_contents(self, contents: Tensor) -> None:
         """Compares the files with the digests that another loader's `contents` returned, chunk by chunk as they are
         read. UserError if they are damaged, or those of other files."""
-        files = self._open_files()
+        files = self.opened
         _check_tensor(contents, "contents", torch.int64, (sum(file.native.num_chunks for file in files),))
         self.close()
         _data.restore_contents([file.native for file in files], contents.numpy())
         self._contents = None
 
-    def _fingerprint(self) -> dict[str, Any]:
-        """Everything that the order depends on. It is computed once: it does not change while the files are open."""
+    def order(self) -> dict[str, Any]:
+        """All that the order of positions depends on, as plain JSON data. It does not change while the files are
+        open."""
         if self._order is None:
             self._order = {
                 "files": [list(file) for file in self.identities],
                 "user_filter": identity(self._user_filter),
                 "filters": self._filters,
             } | {key: getattr(self._options, key) for key in _ORDER_KEYS}
-            formats = [file.format_identity for file in self._open_files()]
+            formats = [file.format_identity for file in self.opened]
             if any(formats):  # by file; null for a built-in one
                 self._order["formats"] = formats
-        return self._order
-
-    def order(self) -> dict[str, Any]:
-        """All that the order of positions depends on, as plain JSON data."""
-        return dict(self._fingerprint())
+        return dict(self._order)
 
     def place(self) -> Any:
         """The place after the last batch taken, for `state_at`; it costs nothing."""
@@ -560,16 +545,14 @@ class _Stream(Closing, Generic[T]):
                 "wrote it; resume it with that version, or start a new run (training.initial_weights keeps the net)"
             )
         order = _part(state, "order")
-        fingerprint = self._fingerprint()
         known = {"formats": None} | (order if isinstance(order, dict) else {})
-        for key, value in ({"formats": None} | fingerprint).items():
+        for key, value in ({"formats": None} | self.order()).items():
             saved = _part(known, key)
             if key == "files":
                 require_same(identities_from(saved, "loader state: files"), self.identities, "loader state: files")
                 continue
-            if key == "filters" and (saved is None or isinstance(saved, dict)):
-                # Version 0.1 wrote None if there were none; filters and curves that came later had their defaults.
-                saved = Filters.none().as_dict() | (saved or {})
+            if key == "filters" and isinstance(saved, dict):  # filters and curves that came later were off
+                saved = Filters.none().as_dict() | saved
             if saved != value:
                 raise UserError(f"loader state: {key} was {saved!r}, now it is {value!r}")
         places = self._places_in(state)
