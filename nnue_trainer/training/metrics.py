@@ -43,13 +43,12 @@ class MetricsWriter:
     def __init__(self, folder: RunFolder, step: int, tensorboard: bool):
         self._path = folder.metrics
         folder.will_write(self._path)
-        found = _read(self._path, step)
-        if not found.sound:
-            aside = _unused(self._path)
-            folder.link(self._path, aside)
-            say(f"{self._path}: damaged, so it is kept as {aside.name}; its valid records are copied")
         with folder.replacing(self._path) as output:
-            _copy(self._path, found, step, output.file)
+            found = _copy(self._path, step, output.file)
+            if found.damaged:
+                aside = _unused(self._path)
+                folder.link(self._path, aside)
+                say(f"{self._path}: damaged, so it is kept as {aside.name}; its valid records are copied")
         self._last = (step, found.events_of_last)
         self._counts = found.counts
         self._file = _AppendedFile(self._path, folder.check_owned)
@@ -247,63 +246,39 @@ class _EventFile:
 
 
 class _Found(NamedTuple):
-    """The records of metrics.jsonl: the offset up to which all lines are records up to a step; that after the last
-    record; whether all lines before it are records; the number of those up to the step, by event; and the events of
-    that step."""
+    """The records of metrics.jsonl up to a step."""
 
-    whole: int
-    end: int
-    sound: bool
     counts: Counter[str]
+    """their number by event"""
     events_of_last: set[str]
+    """those of that step"""
+    damaged: bool
+    """whether a line before the last record of the file is none"""
 
 
-def _read(path: Path, step: int) -> _Found:
-    """A missing file has no records. UserError if the file cannot be read."""
-    whole, end, sound, broken = 0, 0, True, False
-    counts, events = Counter[str](), set[str]()
+def _copy(path: Path, step: int, output: BinaryIO) -> _Found:
+    """Copies the records up to a step. A missing file has none; UserError if the file cannot be read."""
+    counts, last, broken, damaged = Counter[str](), set[str](), False, False
     try:
-        for record, after in _lines(path):
+        file = path.open("rb")
+    except FileNotFoundError:
+        return _Found(counts, last, damaged)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    with file:
+        for line in file:
+            record = _event_and_step(line)
             if record is None:
                 broken = True
                 continue
+            damaged = broken
             event, at = record
-            if whole == end and not broken and at <= step:
-                whole = after
-            sound, end = sound and not broken, after
             if at <= step:
+                output.write(line)
                 counts[event] += 1
             if at == step:
-                events.add(event)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-    return _Found(whole, end, sound, counts, events)
-
-
-def _lines(path: Path) -> Iterator[tuple[tuple[str, int] | None, int]]:
-    """For each whole line its event and step, None if it is not a record, and the offset after it."""
-    after = 0
-    with path.open("rb") as file:
-        for line in file:
-            after += len(line)
-            if line.endswith(b"\n"):
-                yield _event_and_step(line), after
-
-
-def _copy(path: Path, found: _Found, step: int, output: BinaryIO) -> None:
-    """Copies the records up to a step."""
-    if not found.end:
-        return
-    with path.open("rb") as file:
-        at = 0
-        while at < found.whole:
-            at += output.write(file.read(min(1 << 20, found.whole - at)))
-        for line in file:
-            record = _event_and_step(line)
-            if record is not None and line.endswith(b"\n") and record[1] <= step:
-                output.write(line)
+                last.add(event)
+    return _Found(counts, last, damaged)
 
 
 def _is_shown(number: int) -> bool:
@@ -313,9 +288,9 @@ def _is_shown(number: int) -> bool:
 
 
 def _event_and_step(line: bytes) -> tuple[str, int] | None:
-    """Those of the record in `line`; None if the line is not a record."""
+    """Those of the record in `line`; None if it is not a record, or was not written to its end."""
     try:
-        record = json.loads(line.decode())
+        record: Any = json.loads(line.decode()) if line.endswith(b"\n") else None
     except (ValueError, RecursionError):
         return None
     step = record.get("step") if isinstance(record, dict) else None
