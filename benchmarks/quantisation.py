@@ -29,6 +29,7 @@ from nnue_trainer.export.comparison import FLOAT, INTEGER, ROUNDED, Comparison
 from nnue_trainer.files import checkpoint as checkpoints
 from nnue_trainer.losses import mean
 from nnue_trainer.optim import Optimizer
+from nnue_trainer.schedules import RunStep
 from nnue_trainer.training.assembly import held_out as held_out_of
 from nnue_trainer.training.memory import keep_freed_memory
 from nnue_trainer.training.run import train
@@ -72,7 +73,7 @@ def loss(chosen: Recipe, comparison: Comparison, rounding: bool) -> float:
     """The validation loss of the compared net, with or without the engine's rounding."""
     model, sums = comparison.model, torch.zeros(2, dtype=torch.float64)
     held_out = held_out_of(chosen, model, torch.device("cpu"))
-    lam = chosen.lambda_.final_lambda(1, 1)
+    lam = chosen.lambda_.final_of(RunStep(1, 1, 1))
     with model.rounding(rounding):
         for batch in held_out():
             terms = chosen.loss.terms(model(batch) * model.score_scale, batch.score, batch.result, lam)

@@ -88,9 +88,5 @@ class Schedule(Timed, ABC):
         """The learning rate of the step `now`, warm-up and stairs included."""
         return self._warm(now.step) * number(self, "at", self.at(self._on_stairs(now), lr))
 
-    def lr_at(self, step: int, steps_per_epoch: int, epochs: int, lr: float) -> float:
-        """The learning rate of `step`, counted from 0, in a run of `epochs`, warm-up included."""
-        return self.of(RunStep(step, steps_per_epoch, epochs), lr)
-
 
 SCHEDULES: Registry[Schedule] = Registry("nnue_trainer.schedules", lambda: Schedule, what="schedule")

@@ -64,14 +64,6 @@ class LambdaSchedule(Timed, ABC):
         """λ of the validations of a run that ends before the step `end`."""
         return _clip(number(self, "final", self.final(end)))
 
-    def lambda_at(self, step: int, steps_per_epoch: int, epochs: int) -> float:
-        """λ of `step`, counted from 0, in a run of `epochs`."""
-        return self.of(RunStep(step, steps_per_epoch, epochs))
-
-    def final_lambda(self, steps_per_epoch: int, epochs: int) -> float:
-        """λ of the validations of a run of `epochs`."""
-        return self.final_of(RunStep(steps_per_epoch * epochs, steps_per_epoch, epochs))
-
     def of_batch(
         self, now: RunStep, seed: int, positions: int, device: torch.device | str = "cpu"
     ) -> torch.Tensor | float:

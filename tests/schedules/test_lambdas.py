@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from nnue_trainer.losses import LOSSES
-from nnue_trainer.schedules import LAMBDAS
+from nnue_trainer.schedules import LAMBDAS, RunStep
 from nnue_trainer.schedules.lambdas import JITTER_STREAM
 from nnue_trainer.stats.random import Philox
 
 PER_EPOCH, EPOCHS = 10, 10
+END = RunStep(PER_EPOCH * EPOCHS, PER_EPOCH, EPOCHS)
 
 
 @pytest.mark.parametrize(
@@ -44,8 +45,8 @@ PER_EPOCH, EPOCHS = 10, 10
 def test_lambda(schedule, values, final):
     parsed = LAMBDAS.parse(schedule, trusted=False)
     for step, lam in values.items():
-        assert parsed.lambda_at(step, PER_EPOCH, EPOCHS) == pytest.approx(lam, rel=1e-12), step
-    assert parsed.final_lambda(PER_EPOCH, EPOCHS) == final
+        assert parsed.of(RunStep(step, PER_EPOCH, EPOCHS)) == pytest.approx(lam, rel=1e-12), step
+    assert parsed.final_of(END) == final
 
 
 def outputs(loss, score):
@@ -81,7 +82,7 @@ def test_jitter_is_even_around_the_schedule_and_known_by_seed_step_and_position(
     at_one = schedule.of_positions(1.0, 7, 3, 10_000)
     assert at_one.max() == 1
     assert (at_one == 1).float().mean().item() == pytest.approx(0.5, abs=0.02)
-    assert schedule.final_lambda(PER_EPOCH, EPOCHS) == 0.6
+    assert schedule.final_of(END) == 0.6
 
 
 @pytest.mark.parametrize("kind", sorted(LOSSES.kinds()))

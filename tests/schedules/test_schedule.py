@@ -2,7 +2,7 @@
 
 import pytest
 
-from nnue_trainer.schedules import SCHEDULES
+from nnue_trainer.schedules import SCHEDULES, RunStep
 
 PER_EPOCH, EPOCHS, LR = 10, 8, 0.5
 
@@ -45,4 +45,4 @@ PER_EPOCH, EPOCHS, LR = 10, 8, 0.5
 def test_learning_rates(schedule, values):
     parsed = SCHEDULES.parse(schedule, trusted=False)
     for step, lr in values.items():
-        assert parsed.lr_at(step, PER_EPOCH, EPOCHS, LR) == pytest.approx(lr, rel=1e-12), step
+        assert parsed.of(RunStep(step, PER_EPOCH, EPOCHS), LR) == pytest.approx(lr, rel=1e-12), step

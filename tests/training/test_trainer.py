@@ -18,6 +18,7 @@ from waiting import wait_for
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint
 from nnue_trainer.modules import PerspectiveTransformer
+from nnue_trainer.schedules import RunStep
 from nnue_trainer.training.checkpoints import CheckpointStore
 from nnue_trainer.training.outputs import RunOutputs
 from nnue_trainer.training.resuming import resume
@@ -432,7 +433,7 @@ def test_what_does_not_change_is_not_written_again(tmp_path):
             written += run.optimizer.lr._version > before
             numbers = [run.optimizer.lr, *run.lambdas._of_buffer.values()]
             chosen = run.run.recipe
-            rate, lam = chosen.schedule.lr_at(step, 10, 4, 1e-2), chosen.lambda_.lambda_at(step, 10, 4)
+            rate, lam = chosen.schedule.of(RunStep(step, 10, 4), 1e-2), chosen.lambda_.of(RunStep(step, 10, 4))
             assert [number.item() for number in numbers] == pytest.approx([rate, lam])
         assert written == writes
 
