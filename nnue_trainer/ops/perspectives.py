@@ -380,51 +380,43 @@ class Description(NamedTuple):
         """The call for a batch, by the kernels that the table selects. `plans`: of the batch, perhaps with the one that
         is needed; otherwise that is made. Checks all other arguments."""
         weight, bias, psqt, *_ = parameters
-        num_features, num_outputs = weight.shape
         self._check(weight, psqt, psqt_bucket)
-        buckets, output_dtype = (self.bucket_size, self.num_bucketed), self.output_dtype or weight.dtype
         machine, mode = capabilities.machine_of(weight.device), capabilities.mode_of(weight, bias, psqt)
-        kernels = capabilities.transformer(
-            machine, weight.dtype, num_features, num_outputs, *buckets, mode, output_dtype=output_dtype,
-            has_values=has_values,
-        ).kernels  # fmt: skip
-        white, black, third, layout = ops.index_rows(rows[0]), ops.index_rows(rows[1]), rows[2], (0, 0, 0)
+        kernels = self.kernels(weight, machine, mode, has_values=has_values)
+        white, black, third = ops.index_rows(rows[0]), ops.index_rows(rows[1]), rows[2]
         if kernels != "torch":
-            made_for = (num_features, *buckets, weight.dtype)
+            made_for = (weight.shape[0], self.bucket_size, self.num_bucketed, weight.dtype)
             key = plan_key(*made_for)
             plan = plan_of(rows[0], plans, key)
             if plan is None:
                 plan = perspective_plan(white, black, third, *made_for)
             else:
                 plan.check(rows, key)
-            third, layout, kernels = plan.data, layout_of(plan.kernels, *key), plan.kernels
+            third, kernels = plan.data, plan.kernels
             parameters = parameters._replace(bias=bias.float())
         batch = [white, black, third, *([] if psqt_bucket is None else [psqt_bucket])]
-        rounds_down = self.rounds_down and kernels in capabilities.ON_GPU
-        psqt_buckets = 0 if psqt is None else psqt.shape[1]
-        transformer = Transformer(
-            num_features, num_outputs, psqt_buckets, *layout, number_of(self.activation), int(rounds_down)
-        )
-        return TransformerCall(kernels, batch, parameters, transformer, [self.bound, self.scale], output_dtype)
+        return TransformerCall(kernels, batch, parameters, *self.arguments(weight, psqt, kernels))
 
-    def arguments(
-        self, weight: Tensor, psqt: Tensor | None, machine: capabilities.Numbers | None, mode: capabilities.Mode
-    ) -> tuple[str, Arguments]:
-        """The kernels that the table selects for calls with these weights, and their arguments; "torch": there are no
-        kernels."""
-        (num_features, num_outputs), output_dtype = weight.shape, self.output_dtype or weight.dtype
-        buckets = (self.bucket_size, self.num_bucketed)
-        kernels = capabilities.transformer(
-            machine, weight.dtype, num_features, num_outputs, *buckets, mode, output_dtype=output_dtype
-        ).kernels
-        bucket_size, num_bucketed, *_ = plan_key(num_features, *buckets, weight.dtype)[1:]
-        layout = layout_of(kernels, num_features, bucket_size, num_bucketed, weight.dtype)
+    def kernels(
+        self, weight: Tensor, machine: capabilities.Numbers | None, mode: capabilities.Mode, *, has_values: bool = False
+    ) -> str:
+        """The kernels that the table selects for calls with this weight; "torch": there are none."""
+        num_features, num_outputs = weight.shape
+        return capabilities.transformer(
+            machine, weight.dtype, num_features, num_outputs, self.bucket_size, self.num_bucketed, mode,
+            output_dtype=self.output_dtype, has_values=has_values,
+        ).kernels  # fmt: skip
+
+    def arguments(self, weight: Tensor, psqt: Tensor | None, kernels: str) -> Arguments:
+        """The arguments of calls with these weights, for these kernels."""
+        num_features, num_outputs = weight.shape
+        layout = layout_of(kernels, *plan_key(num_features, self.bucket_size, self.num_bucketed, weight.dtype))
         rounds_down = self.rounds_down and kernels in capabilities.ON_GPU
         psqt_buckets = 0 if psqt is None else psqt.shape[1]
         transformer = Transformer(
             num_features, num_outputs, psqt_buckets, *layout, number_of(self.activation), int(rounds_down)
         )
-        return kernels, Arguments(transformer, [self.bound, self.scale], output_dtype)
+        return Arguments(transformer, [self.bound, self.scale], self.output_dtype or weight.dtype)
 
     def _check(self, weight: Tensor, psqt: Tensor | None, psqt_bucket: Tensor | None) -> None:
         num_features, num_outputs = weight.shape

@@ -95,8 +95,8 @@ class FusedTransformer:
         self.reads_all = self.integers is not None and leaf is None
         """whether a step reads the whole weight and not only the rows of its batch"""
         machine = capabilities.machine_of(weight.device)
-        self.kernels, self.arguments = description.arguments(self.weight, self.psqt, machine, mode)
-        self.backward_arguments = self.arguments
+        self.kernels = description.kernels(self.weight, machine, mode)
+        self.arguments = self.backward_arguments = description.arguments(self.weight, self.psqt, self.kernels)
         self._plan_key = plan_key(len(weight), description.bucket_size, description.num_bucketed, weight.dtype)
         self.rounds = description.rounds_down and not self.arguments.transformer.rounds_down
         self.psqt_apart = psqt_apart and self.psqt is not None and self.kernels in capabilities.ON_GPU
