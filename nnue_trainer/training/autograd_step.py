@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -18,43 +19,35 @@ from nnue_trainer.optim.penalties.base import Penalties
 from nnue_trainer.training.parallel.sharding import Unsharded
 
 
+@dataclass(eq=False)
 class StepLoss:
-    """The loss of each step of a model.
+    """The loss of each step of a model."""
 
-    Args:
-        lambda_values: λ of a batch on the device, fp32, a scalar or [B] of the whole batch.
-        weigher: how much each position counts; None: all as the loss has it.
-        mixed: compute the net in bfloat16.
-        compiled: by torch.compile.
-    """
+    model: NnueModel
+    loss: Loss
+    lambda_values: Callable[[Batch], Tensor]
+    """λ of a batch on the device, fp32, a scalar or [B] of the whole batch"""
+    penalties: Penalties
+    weigher: PositionWeight | None
+    """how much each position counts; None: all as the loss has it"""
+    mixed: bool
+    """compute the net in bfloat16"""
+    is_compiled: bool = False
+    """by torch.compile"""
 
-    def __init__(
-        self,
-        model: NnueModel,
-        loss: Loss,
-        lambda_values: Callable[[Batch], Tensor],
-        penalties: Penalties,
-        *,
-        weigher: PositionWeight | None = None,
-        mixed: bool = False,
-        compiled: bool = False,
-    ) -> None:
-        self.model, self.lambda_values, self.penalties = model, lambda_values, penalties
-        self._loss, self._weigher, self._mixed = loss, weigher, mixed
-        self.device = next(model.parameters()).device
-        forward = model if model.num_outputs == 1 else model.outputs
-        self.forward: Callable[[Batch], Tensor] = torch.compile(forward) if compiled else forward
-        self.is_compiled = compiled
+    def __post_init__(self) -> None:
+        self.device = next(self.model.parameters()).device
+        forward = self.model if self.model.num_outputs == 1 else self.model.outputs
+        self.forward: Callable[[Batch], Tensor] = torch.compile(forward) if self.is_compiled else forward
 
     def of_copy(self, model: NnueModel) -> StepLoss:
         """This loss for a copy of the model, on any device; not compiled."""
-        penalties = self.penalties.of_copy(model)
-        return StepLoss(model, self._loss, self.lambda_values, penalties, weigher=self._weigher, mixed=self._mixed)
+        return replace(self, model=model, penalties=self.penalties.of_copy(model), is_compiled=False)
 
     def terms(self, batch: Batch, lam: Tensor) -> tuple[Tensor, Tensor]:
         """Σ weight · loss and Σ weight of a batch, fp32 scalars with their autograd graph: `Loss.terms`. `lam`: λ,
         fp32, a scalar or [B]."""
-        loss, weigher = self._loss, self._weigher
+        loss, weigher = self.loss, self.weigher
         with self.penalties.watching():
             score, outputs = self.evaluated(self.forward, batch)
             weight = None if weigher is None else weigher.checked(batch)
@@ -70,7 +63,7 @@ class StepLoss:
 
     def autocast(self) -> torch.autocast:
         """The context in which the net is computed: bfloat16 where the precision is mixed."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._mixed)
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed)
 
     def evaluated(self, forward: Callable[[Batch], Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
         """The net's scores in engine units, fp32 [B], and its outputs, fp32 [B, n] where it has n > 1."""

@@ -44,7 +44,7 @@ def resume(trainer: Trainer, saved: Checkpoint, path: Path) -> None:
     trainer.records.continue_window(own.window_steps, own.window_loss)
     changed = loss_figure.changed(saved, own, trainer.saver.saved.figure)
     run.validation_loss = None if changed else own.validation_loss
-    if trainer.values.averages:
+    if trainer.values.average is not None:
         trainer.optimizer.average_begun = trainer.values.average_begun(run.step)
     run.first_update = run.step - trainer.optimizer.good_steps()
     run.epoch_end_pending = own.epoch_end_pending

@@ -55,34 +55,28 @@ class Saved:
     validation_contents: Callable[[], Tensor] | None
 
 
+@dataclass(eq=False)
 class Saver:
-    """Makes and writes the checkpoints of a stage.
+    """Makes and writes the checkpoints of a stage."""
 
-    Args:
-        open_store: makes the store of the run folder, in the process that writes.
-    """
+    saved: Saved
+    stage: StageOfRun
+    state: RunState
+    folder: RunFolder
+    model: NnueModel
+    optimizer: Optimizer
+    sharding: Unsharded
+    batches: DeviceBatches
+    records: StepRecords
+    hooks: Hooks
+    finite: FiniteCheck
+    open_store: Callable[[], CheckpointStore]
+    """makes the store of the run folder, in the process that writes"""
+    resumed: tuple[Path, TrainerState] | None = None
+    """the checkpoint in the run folder that the run continues from"""
 
-    def __init__(
-        self,
-        saved: Saved,
-        stage: StageOfRun,
-        state: RunState,
-        folder: RunFolder,
-        model: NnueModel,
-        optimizer: Optimizer,
-        sharding: Unsharded,
-        batches: DeviceBatches,
-        records: StepRecords,
-        hooks: Hooks,
-        finite: FiniteCheck,
-        open_store: Callable[[], CheckpointStore],
-    ) -> None:
-        self.saved, self._stage, self._state, self._folder = saved, stage, state, folder
-        self._model, self._optimizer, self._sharding, self._batches = model, optimizer, sharding, batches
-        self._records, self._hooks, self._finite, self._open_store = records, hooks, finite, open_store
-        self._ranks = sharding.ranks
-        self.resumed: tuple[Path, TrainerState] | None = None
-        """the checkpoint in the run folder that the run continues from"""
+    def __post_init__(self) -> None:
+        self._ranks = self.sharding.ranks
         self._grace, self._warned_of_slow_writes = limits.seconds("NNUE_GRACE_SECONDS"), False
 
     @contextlib.contextmanager
@@ -91,7 +85,7 @@ class Saver:
         if not self._ranks.writes:
             yield Nowhere()
             return
-        with self._folder, self._open_store() as store:
+        with self.folder, self.open_store() as store:
             yield store
 
     def checkpoint(self, epoch: int | None = None) -> Checkpoint:
@@ -99,15 +93,15 @@ class Saver:
         `optimizer.with_net()`, because the model in a checkpoint is the net. `epoch`: the epoch that has just ended,
         from 1; None in the middle of an epoch. If several processes train together, all must call this at the same
         step; only the checkpoint of rank 0 is complete."""
-        state, stage, saved, device = self._state, self._stage, self.saved, next(self._model.parameters()).device
-        window_steps, window_loss = self._records.window()
+        state, stage, saved, device = self.state, self.stage, self.saved, next(self.model.parameters()).device
+        window_steps, window_loss = self.records.window()
         stream, contents = self._place(), saved.validation_contents() if saved.validation_contents else None
         return Checkpoint(
-            architecture=self._model.architecture,
+            architecture=self.model.architecture,
             recipe=saved.recipe,
             tensors={
-                "model": self._sharding.whole(self._model.state_dict()),
-                "optimizer": self._sharding.whole(self._optimizer.state_dict()),
+                "model": self.sharding.whole(self.model.state_dict()),
+                "optimizer": self.sharding.whole(self.optimizer.state_dict()),
                 "rng": generators.states(device),
                 "batches": {key: value for key, value in stream.items() if isinstance(value, Tensor)},
                 "validation": {} if contents is None else {"contents": contents},
@@ -126,9 +120,9 @@ class Saver:
                 "stage_first_step": stage.first_step,
                 "validation_files": saved.validation_files,
                 "figure": saved.figure,
-                "callbacks": self._hooks.state(),
+                "callbacks": self.hooks.state(),
                 "stopped": "" if state.stopped.startswith(MAX_TIME) else state.stopped,
-                "bad_chunks": self._records.bad_chunks(of_run=True),
+                "bad_chunks": self.records.bad_chunks(of_run=True),
                 "window_steps": window_steps,
                 "window_loss": window_loss,
                 "device": device.type,
@@ -142,7 +136,7 @@ class Saver:
     def _place(self) -> dict[str, Any]:
         """The state of the stream of batches from which any number of processes can continue. All must call this
         together, as each has only the places of its own shards."""
-        state = self._batches.state_dict()
+        state = self.batches.state_dict()
         if not self._ranks.several:
             return state
         first, *others = self._ranks.each(_json_of(state))
@@ -153,10 +147,10 @@ class Saver:
     def settle(self, store: CheckpointStore | Nowhere) -> None:
         """After a resume in the same folder, restores the state of the folder at that step. Reads the best validation
         from the folder."""
-        state, folder = self._state, self._folder
+        state, folder = self.state, self.folder
         # `best` is the best checkpoint of its own folder.
         state.best_validation_loss = state.best_value = state.best_step = None
-        if isinstance(store, Nowhere) or (self.resumed is None and self._stage.index == 0):
+        if isinstance(store, Nowhere) or (self.resumed is None and self.stage.index == 0):
             return
         if self.resumed is not None:
             path, of_resumed = self.resumed
@@ -185,21 +179,21 @@ class Saver:
         the room for them."""
         if isinstance(store, Nowhere):
             return
-        tensors = {"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}
-        store.warn_of_little_room(tensors, self._stage.run_epochs)
-        if next(self._model.parameters()).device.type == "cuda" and not self._ranks.several:
+        tensors = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        store.warn_of_little_room(tensors, self.stage.run_epochs)
+        if next(self.model.parameters()).device.type == "cuda" and not self._ranks.several:
             store.reserve(tensors)
 
     def save(self, run: RunOutputs, *, epoch: int | None, is_best: bool = False, final: bool = False) -> Path | None:
         """Saves a checkpoint, which is written in the background. Returns its path; None if it is left out."""
-        self._finite(run.store)
+        self.finite(run.store)
         self.restore_folder(run)
-        with self._optimizer.with_net():
+        with self.optimizer.with_net():
             saved = run.store.save(self.checkpoint(epoch), epoch=epoch, is_best=is_best, final=final)
         if not self._ranks.same(saved):
             return None
-        self._state.saved_step = self._state.step
-        return self._folder.last if epoch is None else self._folder.epoch(epoch)
+        self.state.saved_step = self.state.step
+        return self.folder.last if epoch is None else self.folder.epoch(epoch)
 
     def repeats_steps(self, run: RunOutputs, *, preempted: bool) -> bool:
         """Whether a run that was `preempted` ends without another checkpoint, because writing it takes longer than to
@@ -209,7 +203,7 @@ class Saver:
             return False
         if self._ranks.writes:
             say(
-                f"{self._folder.last}: no other checkpoint is written, as a write takes {write:.0f} s: the next start "
+                f"{self.folder.last}: no other checkpoint is written, as a write takes {write:.0f} s: the next start "
                 f"repeats the last {since:.0f} s"
             )
         return True
@@ -220,7 +214,7 @@ class Saver:
         if write > grace and not self._warned_of_slow_writes:
             self._warned_of_slow_writes = True
             run.progress.say(
-                f"{self._folder.last}: a write takes {write:.0f} s, but schedulers kill a run {grace:g} s after their "
+                f"{self.folder.last}: a write takes {write:.0f} s, but schedulers kill a run {grace:g} s after their "
                 f"signal; request an earlier one, such as sbatch --signal=B:USR1@{2 * math.ceil(write)}, and set "
                 "NNUE_GRACE_SECONDS to that time"
             )
@@ -228,14 +222,14 @@ class Saver:
     def restore_folder(self, run: RunOutputs) -> None:
         """Makes the run folder again if it was moved or deleted: with the recipe, the records of this process
         and soon a checkpoint. UserError if it cannot be made, or if another process has taken over the run."""
-        folder = self._folder
+        folder = self.folder
         folder.check_owned()
         found = folder.lost()
         if found is None:
             return
         with contextlib.suppress(UserError):
             run.store.wait()
-        say(f"{folder.path}: {found}; it is made again, with a checkpoint of step {self._state.step:,} and all records")
+        say(f"{folder.path}: {found}; it is made again, with a checkpoint of step {self.state.step:,} and all records")
         folder.make_again()
         folder.will_write(folder.recipe, folder.metrics)
         with folder.replacing(folder.recipe) as output:
@@ -247,17 +241,17 @@ class Saver:
         """The end of the message about a lost process: which checkpoint is the last good one."""
         with contextlib.suppress(Exception):
             store.wait()  # let a write in progress complete
-        last = self._folder.last
+        last = self.folder.last
         return f"; {last} is the last good checkpoint" if last.exists() else "; no checkpoint was written yet"
 
     def rescue(self, store: CheckpointStore | Nowhere, first_step: int) -> None:
         """After an error, saves the steps done since the last save. It does not if the error came while the weights
         were being updated, or if another process has taken over the run."""
         try:
-            self._folder.check_owned()
+            self.folder.check_owned()
         except TakenOver:
             return
-        state = self._state
+        state = self.state
         # A write in the background may have failed after `saved_step` was set. Only rank 0 notices that.
         saved_step = state.saved_step if self._ranks.several else store.written_step
         if state.step in (first_step, saved_step) or state.updating:
@@ -269,11 +263,11 @@ class Saver:
         # An error in here, of the disk or the device, must not hide the error that ended the run.
         with contextlib.suppress(Exception):
             store.wait()
-            self._finite(store)
-            with self._optimizer.with_net():
+            self.finite(store)
+            with self.optimizer.with_net():
                 store.save(self.checkpoint(), epoch=None, final=True)
             store.wait()
-            say(f"{self._folder.last}: saved at step {state.step:,}, before the error that ends this run")
+            say(f"{self.folder.last}: saved at step {state.step:,}, before the error that ends this run")
 
 
 def _json_of(state: dict[str, Any]) -> dict[str, Any]:

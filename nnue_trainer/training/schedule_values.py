@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -30,32 +31,25 @@ class StepValues(NamedTuple):
     """whether the net is the average after the step"""
 
 
+@dataclass(eq=False)
 class ScheduleValues:
-    """The values of the steps of a stage. They are computed in blocks, ahead of the steps.
+    """The values of the steps of a stage. They are computed in blocks, ahead of the steps."""
 
-    Args:
-        stage: the place of the stage, whose clock the schedules count by.
-        schedule: of the learning rate, from `lr`.
-        lambda_: of λ.
-        qat: when rounding begins.
-        average: of the weights; None: there is none.
-    """
+    stage: StageOfRun
+    """the place of the stage, whose clock the schedules count by"""
+    schedule: Schedule
+    """of the learning rate, from `lr`"""
+    lr: float
+    lambda_: LambdaSchedule
+    qat: QatConfig
+    """when rounding begins"""
+    average: Average | None
+    """of the weights; None: there is none"""
 
-    def __init__(
-        self,
-        stage: StageOfRun,
-        schedule: Schedule,
-        lr: float,
-        lambda_: LambdaSchedule,
-        qat: QatConfig,
-        average: Average | None,
-    ) -> None:
-        self._stage, self._schedule, self._lr, self._lambda = stage, schedule, lr, lambda_
-        self._qat, self._average = qat, average
+    def __post_init__(self) -> None:
         self._begin, self._block = 0, list[StepValues]()
-        self.of_positions = lambda_.jitter > 0
+        self.of_positions = self.lambda_.jitter > 0
         """whether each position has its own λ"""
-        self.averages = average is not None
 
     def at(self, step: int) -> StepValues:
         """The values of a step of the stage."""
@@ -67,7 +61,7 @@ class ScheduleValues:
 
     def _fill(self, step: int) -> None:
         self._begin, self._block = step, []
-        for each in range(step, max(step + 1, min(step + _BLOCK, self._stage.end))):
+        for each in range(step, max(step + 1, min(step + _BLOCK, self.stage.end))):
             try:
                 self._block.append(self._of(each))
             except (Exception, SystemExit):
@@ -76,38 +70,38 @@ class ScheduleValues:
                 return  # a schedule's error is raised at its own step
 
     def _of(self, step: int) -> StepValues:
-        now, after = self._stage.now(step), self._stage.now(step + 1)
-        lam = None if self.of_positions else self._lambda.of_batch(now, self._stage.jitter_seed, 0)
+        now, after = self.stage.now(step), self.stage.now(step + 1)
+        lam = None if self.of_positions else self.lambda_.of_batch(now, self.stage.jitter_seed, 0)
         assert not isinstance(lam, Tensor)
-        average = self._average
+        average = self.average
         return StepValues(
             self.lr_at(step),
             lam,
-            self._qat.active(now.step, now.steps),
+            self.qat.active(now.step, now.steps),
             0.0 if average is None else average.share_at(after),
             average is not None and average.begun(after),
         )
 
     def lr_at(self, step: int) -> float:
         """The learning rate of a step."""
-        return self._schedule.of(self._stage.now(step), self._lr)
+        return self.schedule.of(self.stage.now(step), self.lr)
 
     def lambda_at(self, step: int) -> float:
         """λ of a step, before its jitter."""
-        return self._lambda.of(self._stage.now(step))
+        return self.lambda_.of(self.stage.now(step))
 
     def final_lambda(self) -> float:
         """λ of validations at the end of the run."""
-        end = self._stage.now(self._stage.end)
-        return self._lambda.final_of(end._replace(step=end.steps))
+        end = self.stage.now(self.stage.end)
+        return self.lambda_.final_of(end._replace(step=end.steps))
 
     def average_begun(self, step: int) -> bool:
         """Whether the net is the average after `step` steps."""
-        return self._average is not None and self._average.begun(self._stage.now(step))
+        return self.average is not None and self.average.begun(self.stage.now(step))
 
     def lambda_of_positions(self, step: int, positions: int, device: torch.device) -> Tensor:
         """λ of each position of a step's batch with its jitter, fp32 [positions]."""
-        found = self._lambda.of_batch(self._stage.now(step), self._stage.jitter_seed, positions, device)
+        found = self.lambda_.of_batch(self.stage.now(step), self.stage.jitter_seed, positions, device)
         assert isinstance(found, Tensor)
         return found
 

@@ -4,7 +4,7 @@ a batch through it. `training/assembly/steps.py` chooses one of them, and `nnue 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import torch
@@ -87,33 +87,27 @@ class FusedStep:
         self._optimizer.step(loss)
 
 
+@dataclass(eq=False)
 class ChosenStep:
-    """Calls the parts of a step, and chooses the step again where the net begins to compute in another way.
+    """Calls the parts of a step, and chooses the step again where the net begins to compute in another way."""
 
-    Args:
-        choose: returns the step of the model as it computes now.
-        recorded: steps are replayed by a CUDA graph.
-        copies_steps: with rounding, 16-bit copies of weights hold integers.
-    """
+    choose: Callable[[], Step]
+    """returns the step of the model as it computes now"""
+    model: NnueModel
+    optimizer: Optimizer
+    ranks: Ranks
+    state: RunState
+    recorded: bool
+    """steps are replayed by a CUDA graph"""
+    copies_steps: bool
+    """with rounding, 16-bit copies of weights hold integers"""
 
-    def __init__(
-        self,
-        choose: Callable[[], Step],
-        model: NnueModel,
-        optimizer: Optimizer,
-        ranks: Ranks,
-        state: RunState,
-        *,
-        recorded: bool,
-        copies_steps: bool,
-    ) -> None:
-        self._choose, self._model, self._optimizer, self._ranks, self._state = choose, model, optimizer, ranks, state
-        self.recorded, self._copies_steps = recorded, copies_steps
-        self.device = next(model.parameters()).device
+    def __post_init__(self) -> None:
+        self.device = next(self.model.parameters()).device
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         """the sum of the losses since the last record of metrics"""
-        self.rounds = model.rounded is not None
-        self.step = choose()
+        self.rounds = self.model.rounded is not None
+        self.step = self.choose()
         self.run = self._recorded()
         """runs one step with a prepared batch"""
 
@@ -123,27 +117,27 @@ class ChosenStep:
 
     def choose_again(self) -> None:
         """Call this when something else than rounding has changed, such as hooks of layers."""
-        self.step = self._choose()
+        self.step = self.choose()
 
     def set_rounding(self, rounds: bool) -> None:
         """Switches the engine's rounding on or off, and forgets recorded steps, which have the other forward pass."""
         self.rounds = rounds
-        self._model.set_rounding(rounds)
-        rounded = self._model.rounded
-        self._optimizer.copy_in_steps(rounded.copies if rounded is not None and self._copies_steps else {})
-        self.step = self._choose()
+        self.model.set_rounding(rounds)
+        rounded = self.model.rounded
+        self.optimizer.copy_in_steps(rounded.copies if rounded is not None and self.copies_steps else {})
+        self.step = self.choose()
         self.run = self._recorded()
 
     def _recorded(self) -> Callable[[Batch], None]:
         if not self.recorded:
             return self._train
         step = GraphedStep(self._train, self.device)
-        self._ranks.before_end(step.forget)
+        self.ranks.before_end(step.forget)
         return step
 
     def _train(self, batch: Batch) -> None:
         loss = self.step.gradients(batch)
-        self._state.updating = True
+        self.state.updating = True
         self.step.update(loss)
-        self._state.updating = False
+        self.state.updating = False
         self.loss_sum += loss

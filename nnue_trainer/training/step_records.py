@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from nnue_trainer.ops.perspectives import PerspectivePlan
@@ -16,47 +17,43 @@ from nnue_trainer.training.state import RunState
 from nnue_trainer.training.step import ChosenStep
 
 
+@dataclass(eq=False)
 class StepRecords:
-    """Makes a record of the steps since the last one.
+    """Makes a record of the steps since the last one."""
 
-    Args:
-        bad_chunks: a function that returns how many damaged chunks of data were left out so far; None: not counted. All
-            processes call it together, and `unique`, which returns how many different positions were seen.
-    """
+    stage: StageOfRun
+    state: RunState
+    values: ScheduleValues
+    step: ChosenStep
+    optimizer: Optimizer
+    batches: DeviceBatches
+    count_bad_chunks: Callable[[], int] | None
+    """returns how many damaged chunks of data were left out so far; None: not counted. All processes call this and the
+    next one together"""
+    count_unique: Callable[[], int] | None
+    """returns how many different positions were seen"""
 
-    def __init__(
-        self,
-        stage: StageOfRun,
-        state: RunState,
-        values: ScheduleValues,
-        step: ChosenStep,
-        optimizer: Optimizer,
-        batches: DeviceBatches,
-        bad_chunks: Callable[[], int] | None,
-        unique: Callable[[], int] | None,
-    ) -> None:
-        self._stage, self._state, self._values, self._step = stage, state, values, step
-        self._optimizer, self._batches, self._bad_chunks, self._unique = optimizer, batches, bad_chunks, unique
-        self._from = state.step  # the step after which the sum of losses begins
+    def __post_init__(self) -> None:
+        self._from = self.state.step  # the step after which the sum of losses begins
         self._warned_of_irregular_rows = False
 
     def bad_chunks(self, *, of_run: bool) -> int:
         """The damaged chunks that were left out, in this process or also before the run was resumed."""
-        found = self._bad_chunks() if self._bad_chunks else 0
-        return found + (self._state.bad_before if of_run else 0)
+        found = self.count_bad_chunks() if self.count_bad_chunks else 0
+        return found + (self.state.bad_before if of_run else 0)
 
     def window(self) -> tuple[int, float]:
         """Steps since the last record, and the sum of their losses. Waits for the device."""
-        return self._state.step - self._from, self._step.loss_sum.item()
+        return self.state.step - self._from, self.step.loss_sum.item()
 
     def continue_window(self, steps: int, loss: float) -> None:
         """The inverse of `window`, after a resume."""
-        self._from = self._state.step - steps
-        self._step.loss_sum.fill_(loss)
+        self._from = self.state.step - steps
+        self.step.loss_sum.fill_(loss)
 
     def next(self, run: RunOutputs) -> dict[str, float]:
         """The record of the steps since the last one, which begins the next. Waits for the device."""
-        stage, at = self._stage, self._state.step
+        stage, at = self.stage, self.state.step
         steps, seconds = run.window.restart(at)  # of this process
         run.step_seconds += seconds
         of_run = (at - run.first_step) * stage.batch_size / (run.window.began - run.began)
@@ -66,18 +63,18 @@ class StepRecords:
             "epoch": stage.epochs_at(at - 1) + 1,
             "positions": stage.positions_at(at),
             "loss": loss / of_window,
-            "lr": self._optimizer.lr.item(),
-            "lambda": self._values.lambda_at(at - 1),
+            "lr": self.optimizer.lr.item(),
+            "lambda": self.values.lambda_at(at - 1),
             "positions_per_second": round(steps * stage.batch_size / seconds, 1),
             "run_positions_per_second": round(of_run, 1),
-            "peak_memory_bytes": peak_memory(self._step.device),
+            "peak_memory_bytes": peak_memory(self.step.device),
         }
-        if self._batches.passes is not None:
-            values["pass"] = self._batches.passes()
-        if self._bad_chunks is not None:
+        if self.batches.passes is not None:
+            values["pass"] = self.batches.passes()
+        if self.count_bad_chunks is not None:
             values["bad_chunks"] = self.bad_chunks(of_run=True)
-        if self._unique is not None:
-            values["unique_positions"] = self._unique()
+        if self.count_unique is not None:
+            values["unique_positions"] = self.count_unique()
         return values
 
     def warn_of_irregular_rows(self, run: RunOutputs, plans: tuple[Any, ...]) -> None:

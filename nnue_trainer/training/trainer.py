@@ -180,7 +180,7 @@ class Trainer:
         state.step += 1
         if values.share:
             optimizer.average(values.share)
-        if self.values.averages:
+        if self.values.average is not None:
             optimizer.average_begun = values.average_begun
         self.batches.finish()
         if not self._has_run:

@@ -208,7 +208,7 @@ def test_a_figure_selects_the_best_checkpoint(tmp_path, recipe, data, monkeypatc
     def validate(self: Validator) -> float:
         epoch = len(done)
         done.append(epoch)
-        self._state.fixed_figures = {"few/loss": 1.0} | others[epoch]
+        self.state.fixed_figures = {"few/loss": 1.0} | others[epoch]
         return losses[epoch]
 
     monkeypatch.setattr(Validator, "validate", validate)

@@ -168,7 +168,7 @@ def _loss(recipe: Recipe, core: Core, lambdas: LambdaValues) -> StepLoss:
         core.penalties,
         weigher=recipe.position_weight,
         mixed=recipe.training.precision == "mixed",
-        compiled=recipe.training.compile,
+        is_compiled=recipe.training.compile,
     )
 
 
