@@ -68,19 +68,7 @@ class FusedConfig(OptimizerConfig):
         """The rule by which weights move, without what all rules have in common."""
 
     def rule(self, work: Work) -> Rule:
-        return FusedRule(
-            work, self.clipped(), decay=self.weight_decay, max_norm=self.max_norm or math.inf,
-            average_dtype=self.average_dtype,
-        )  # fmt: skip
-
-    @property
-    def average_dtype(self) -> torch.dtype | None:
-        """Of `Part`."""
-        return torch.bfloat16 if self.exp_avg_dtype == "bf16" else None
-
-    def clipped(self) -> UpdateRule:
-        """`update` with gradients clipped."""
-        return replace(self.update(), max_value=self.max_value or math.inf)
+        return FusedRule(work, self)
 
 
 class FusedRule(Rule):
@@ -92,23 +80,16 @@ class FusedRule(Rule):
     heeds_failed = True
     is_ours = True
 
-    def __init__(
-        self,
-        work: Work,
-        rule: UpdateRule,
-        *,
-        decay: float,
-        max_norm: float = math.inf,
-        average_dtype: torch.dtype | None = None,
-    ) -> None:
-        """`decay` is for all weights; `max_norm` as in FusedOptimizer; `average_dtype`: of the weights of feature
-        transformers, see Part."""
+    def __init__(self, work: Work, config: FusedConfig) -> None:
         super().__init__(work)
+        rule = replace(config.update(), max_value=config.max_value or math.inf)
+        short = set() if config.exp_avg_dtype == "fp32" else work.transformers
         parts = [
-            replace(part, average_dtype=average_dtype if name in work.transformers else None)
+            replace(part, average_dtype=torch.bfloat16 if name in short else None)
             for name in work.parameters
-            for part in _parts(work, name, decay)
+            for part in _parts(work, name, config.weight_decay)
         ]
+        max_norm = config.max_norm or math.inf
         self.fused = FusedOptimizer(
             parts, rule, work.lr, max_norm, work.failed, work.late, positions=work.positions, covered=work.covered
         )

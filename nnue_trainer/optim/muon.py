@@ -98,13 +98,8 @@ class MuonRule(FusedRule):
         }
         others = {name: parameter for name, parameter in work.parameters.items() if name not in own}
         self._config = config
-        super().__init__(
-            replace(work, parameters=others, factorised={n: v for n, v in work.factorised.items() if n in others}),
-            config.clipped(),
-            decay=config.weight_decay,
-            max_norm=config.max_norm or math.inf,
-            average_dtype=config.average_dtype,
-        )
+        factorised = {name: ranges for name, ranges in work.factorised.items() if name in others}
+        super().__init__(replace(work, parameters=others, factorised=factorised), config)
         self.work = work
         self._state: dict[str, Tensor] = {}
         self._matrices = [self._matrix(work, name, parameter) for name, parameter in own.items()]
