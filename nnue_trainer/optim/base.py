@@ -187,7 +187,8 @@ class Rule(ABC):
         raise NotImplementedError
 
     def take_norm(self, norm_of: NormOf) -> None:  # noqa: B027
-        """`FusedOptimizer.norm_of`. UserError for a rule that needs all gradients in one process."""
+        """`FusedOptimizer.norm_of`; nothing for a rule that clips to no norm. UserError for a rule that needs all
+        gradients in one process."""
 
     def take_columns(self, columns: Mapping[str, Columns]) -> None:  # noqa: B027
         """By parameter, those of which this process has some columns only; for rules whose update of a value depends on

@@ -19,7 +19,7 @@ from nnue_trainer.optim.base import Layer, OptimizerConfig, Rule, Settings, Work
 from nnue_trainer.optim.bounds import Bounds
 from nnue_trainer.optim.clip import Clip
 from nnue_trainer.optim.guard import Guard
-from nnue_trainer.optim.parts import LARGEST_COPY, Columns, NormOf
+from nnue_trainer.optim.parts import LARGEST_COPY
 from nnue_trainer.optim.virtual_rows import SharedRows
 
 _log = logging.getLogger(__name__)
@@ -161,8 +161,7 @@ class Optimizer:
         self.rule.loss = None
         if self.rule.step_count is None:
             self._good_steps += self._failed == 0
-        for tensor in self._takers:
-            tensor.grad = None
+        self.free_gradients()
 
     @property
     def has_copies(self) -> bool:
@@ -232,15 +231,6 @@ class Optimizer:
         own = {name: self._copies.get(name, tensor) for name, tensor in self.rule.work.parameters.items()}
         return [tensor.grad for tensor in own.values() if tensor.grad is not None]
 
-    def take_norm(self, norm_of: NormOf) -> None:
-        """`FusedOptimizer.norm_of`; nothing for a rule that clips to no norm. UserError for `stable_decay`, which needs
-        all gradients in one process."""
-        self.rule.take_norm(norm_of)
-
-    def take_columns(self, columns: Mapping[str, Columns]) -> None:
-        """`Rule.take_columns`."""
-        self.rule.take_columns(columns)
-
     def set_lr(self, lr: float) -> None:
         """The learning rate of the next step. Nothing is launched if the device already has this value: many schedules
         change it only between epochs."""
@@ -249,11 +239,6 @@ class Optimizer:
             self._last_lr = lr
         if self._rule_takes_lr:
             self.rule.set_lr(lr)
-
-    @property
-    def capturable(self) -> bool:
-        """Whether a step can be recorded in a CUDA graph."""
-        return self.rule.capturable
 
     def failed(self) -> bool:
         """Whether a step met a loss or gradient that is not finite. Waits for the device."""

@@ -347,7 +347,7 @@ def test_numbers_in_a_state_come_back_as_numbers():
         train(net, optimizer, inputs(2))
     assert torch.equal(nets[0].weight, nets[1].weight)
     assert type(instance(TorchRule, one.rule).optimizer.state[nets[0].weight]["step"]) is int
-    assert not one.capturable
+    assert not one.rule.capturable
 
 
 def test_only_some_rows_share_virtual_rows():

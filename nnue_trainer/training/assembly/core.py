@@ -8,15 +8,17 @@ import torch
 
 from nnue_trainer.config import Recipe
 from nnue_trainer.errors import UserError
-from nnue_trainer.nets.base import NnueModel
+from nnue_trainer.nets.base import NnueModel, StackedModel
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.optim.penalties.base import Penalties
-from nnue_trainer.training.assembly.steps import StepKind, make_step, why_not_late
-from nnue_trainer.training.autograd_step import StepLoss
+from nnue_trainer.training.assembly.steps import StepKind, why_not_late
+from nnue_trainer.training.autograd_step import AutogradStep, StepLoss
 from nnue_trainer.training.device import offloaded
+from nnue_trainer.training.fused_parts import FusedTransformer, StackKernels, StackReference
 from nnue_trainer.training.memory import move_to_huge_pages
+from nnue_trainer.training.offloaded_step import OffloadedStep
 from nnue_trainer.training.parallel.sharding import Unsharded
-from nnue_trainer.training.step import Step
+from nnue_trainer.training.step import FusedStep, Step
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,21 @@ class Core:
 
     def step(self, loss: StepLoss) -> Step:
         """The step of the model as it computes now, with or without rounding."""
-        apart = None if self.elsewhere is not None else self.why_not_fused()
-        return make_step(self.kind, self.model, self.sharding, self.optimizer, loss, apart, self.elsewhere)
+        model, sharding, optimizer = self.model, self.sharding, self.optimizer
+        if self.elsewhere is not None:
+            return OffloadedStep(loss, sharding, optimizer, self.elsewhere)
+        if self.why_not_fused() is not None:
+            return AutogradStep(loss, sharding, optimizer)
+        assert isinstance(model, StackedModel)
+        module, mode, divided = model.first_layer(), self.kind.mode(model), sharding.name == "columns"
+        assert module is not None
+        first = FusedTransformer(model, module, mode, psqt_apart=divided)
+        stacks: StackKernels | StackReference
+        if self.device.type == "cpu":
+            stacks = StackReference(model, self.kind.loss)
+        else:
+            stacks = StackKernels(model, self.kind.loss, first, mode, divided=divided)
+        return FusedStep(model, first, stacks, sharding, optimizer, loss.lambda_values)
 
 
 def core_of(recipe: Recipe, model: NnueModel, device: torch.device, sharding: Unsharded) -> Core:
@@ -75,7 +90,7 @@ def core_of(recipe: Recipe, model: NnueModel, device: torch.device, sharding: Un
 
 def is_recorded(recipe: Recipe, core: Core) -> bool:
     """Whether a CUDA graph replays the steps. UserError if the recipe requires one that cannot be recorded."""
-    wanted, possible = recipe.training.cuda_graph, core.optimizer.capturable
+    wanted, possible = recipe.training.cuda_graph, core.optimizer.rule.capturable
     if wanted and not possible:
         raise UserError(
             f"training.cuda_graph: a step of the optimizer {recipe.optimizer.kind!r} cannot be recorded; "

@@ -13,14 +13,10 @@ from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
 from nnue_trainer.nets.base import NnueModel, StackedModel
 from nnue_trainer.ops import capabilities
 from nnue_trainer.ops.capabilities import Mode
-from nnue_trainer.optim import Optimizer, per_group
+from nnue_trainer.optim import per_group
 from nnue_trainer.optim.penalties.base import Penalties
-from nnue_trainer.training.autograd_step import AutogradStep, StepLoss
-from nnue_trainer.training.fused_parts import FusedTransformer, StackKernels, StackReference
-from nnue_trainer.training.offloaded_step import OffloadedStep
 from nnue_trainer.training.parallel.ranks import Ranks
 from nnue_trainer.training.parallel.sharding import Unsharded, shard, why_not_columns, widths_of
-from nnue_trainer.training.step import FusedStep, Step
 
 
 @dataclass(frozen=True)
@@ -116,33 +112,6 @@ def _why_not_alone(model: StackedModel, first: PerspectiveTransformer) -> str | 
 
 _MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-
-
-def make_step(
-    kind: StepKind,
-    model: NnueModel,
-    sharding: Unsharded,
-    optimizer: Optimizer,
-    loss: StepLoss,
-    apart: str | None,
-    elsewhere: torch.device | None,
-) -> Step:
-    """The step of a model as it computes now, with or without rounding. `apart`: why it is not fused; None: it is.
-    `elsewhere`: a device without kernels that computes the forward and backward pass."""
-    if elsewhere is not None:
-        return OffloadedStep(loss, sharding, optimizer, elsewhere)
-    if apart is not None:
-        return AutogradStep(loss, sharding, optimizer)
-    assert isinstance(model, StackedModel)
-    module, mode, divided = model.first_layer(), kind.mode(model), sharding.name == "columns"
-    assert module is not None
-    first = FusedTransformer(model, module, mode, psqt_apart=divided)
-    stacks: StackKernels | StackReference
-    if loss.device.type == "cpu":
-        stacks = StackReference(model, kind.loss)
-    else:
-        stacks = StackKernels(model, kind.loss, first, mode, divided=divided)
-    return FusedStep(model, first, stacks, sharding, optimizer, loss.lambda_values)
 
 
 def why_not_late(

@@ -273,8 +273,8 @@ class ShardedColumns(_Shared):
         return type(found)(totals, by_x, by_output[0] if by_output else None, None, others)
 
     def adopt(self, optimizer: Optimizer) -> None:
-        optimizer.take_norm(self._norm)
-        optimizer.take_columns({name: _SplitMatrix(split, self.ranks) for name, split in self.splits.items()})
+        optimizer.rule.take_norm(self._norm)
+        optimizer.rule.take_columns({name: _SplitMatrix(split, self.ranks) for name, split in self.splits.items()})
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found = dict(tensors)
