@@ -10,21 +10,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from nnue_trainer import schema
 from nnue_trainer.schema import section
-
-SECTIONS = (
-    "model",
-    "data",
-    "loss",
-    "position_weight",
-    "lambda",
-    "optimizer",
-    "schedule",
-    "average",
-    "validation",
-    "training",
-)
-"""The sections of a recipe that a stage may change."""
 
 
 @section
@@ -64,8 +51,11 @@ class Stage:
 
     def changes(self) -> dict[str, dict[str, Any]]:
         """The changes by section."""
-        values = {name: getattr(self, "lambda_" if name == "lambda" else name) for name in SECTIONS}
-        return {name: value for name, value in values.items() if value}
+        return {name: value for name, value in schema.to_data(self).items() if name in SECTIONS and value}
+
+
+SECTIONS = tuple(schema.to_data(Stage(name="any")).keys() - {"name", "carry", "take"})
+"""The sections of a recipe that a stage may change."""
 
 
 def changed(recipe: Mapping[str, Any], stage: Stage) -> dict[str, Any]:
