@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import itertools
 import json
 import math
 import os
@@ -299,10 +300,8 @@ def _event_and_step(line: bytes) -> tuple[str, int] | None:
 
 def _unused(path: Path) -> Path:
     """The first name STEM-damaged-N.SUFFIX that no file has, N = 1, 2, …"""
-    number = 1
-    while (aside := path.with_name(f"{path.stem}-damaged-{number}{path.suffix}")).exists():
-        number += 1
-    return aside
+    names = (path.with_name(f"{path.stem}-damaged-{number}{path.suffix}") for number in itertools.count(1))
+    return next(name for name in names if not name.exists())
 
 
 def environment(device: torch.device) -> dict[str, str]:

@@ -32,7 +32,7 @@ _VERSION = 1
 _LEAST_ROOM = 1 << 16  # bytes: for the lock, the recipe, the list of files and the records of a run that starts
 _SECONDS_BETWEEN_LOOKS = 1.0  # at a full disk
 _MOST_TRIES = 1000  # to create a folder that other processes remove
-# The files of a run, for folders of earlier versions, which have no run.json.
+# The files of a run, for folders without run.json, such as superseded-N.
 _USUAL_NAMES = re.compile(
     r"recipe\.yaml|metrics\.jsonl|checkpoints/(last|best|epoch-\d{4,}|stage-[A-Za-z0-9_-]+)\.safetensors|tensorboard/events\.out\.tfevents\..+"
 )
@@ -78,33 +78,26 @@ class RunFolder:
 
     def stages(self) -> list[Path]:
         """The existing checkpoints of stages that this run wrote."""
-        found = [self.path / name for name in self._files if name.startswith("checkpoints/stage-")]
-        return sorted(path for path in found if path.is_file())
+        return sorted(self._named("stage-(.+)").values())
 
     def epochs(self) -> dict[int, Path]:
         """The existing checkpoints of epochs that this run wrote, by the number of the epoch, oldest first."""
-        found = {}
-        for name in self._files:
-            match = re.fullmatch(r"checkpoints/epoch-(\d{4,18})\.safetensors", name)
-            if match and (self.path / name).is_file():
-                found[int(match[1])] = self.path / name
-        return dict(sorted(found.items()))
+        return dict(sorted((int(number), path) for number, path in self._named(r"epoch-(\d{4,18})").items()))
 
     def earlier_bests(self) -> list[Path]:
         """The existing checkpoints that were the best ones while another validation loss was computed, oldest first."""
-        numbers = [re.fullmatch(r"checkpoints/earlier-best-(\d{1,9})\.safetensors", name) for name in self._files]
-        paths = [self._earlier_best(number) for number in sorted(int(match[1]) for match in numbers if match)]
-        return [path for path in paths if path.is_file()]
+        found = self._named(r"earlier-best-(\d{1,9})")
+        return [found[number] for number in sorted(found, key=int)]
 
     def next_earlier_best(self) -> Path:
         """A path for one more of them, which no file has."""
-        number = 1
-        while (path := self._earlier_best(number)).exists():
-            number += 1
-        return path
+        paths = (self.checkpoints / f"earlier-best-{number}.safetensors" for number in itertools.count(1))
+        return next(path for path in paths if not path.exists())
 
-    def _earlier_best(self, number: int) -> Path:
-        return self.checkpoints / f"earlier-best-{number}.safetensors"
+    def _named(self, pattern: str) -> dict[str, Path]:
+        """The existing checkpoints that this run wrote and whose names match, by the group of the pattern."""
+        names = ((re.fullmatch(rf"checkpoints/{pattern}\.safetensors", name), name) for name in self._files)
+        return {match[1]: self.path / name for match, name in names if match and (self.path / name).is_file()}
 
     def __enter__(self) -> RunFolder:
         if self._depth == 0:
@@ -249,10 +242,8 @@ class RunFolder:
     def supersede(self, paths: list[Path]) -> Path:
         """Links files of this run into a new folder `superseded-N`, which can be resumed as a run folder of its own,
         and returns that folder. The original files stay until `remove`."""
-        number = 1
-        while (self.path / f"superseded-{number}").exists():
-            number += 1
-        folder = self.path / f"superseded-{number}"
+        folders = (self.path / f"superseded-{number}" for number in itertools.count(1))
+        folder = next(each for each in folders if not each.exists())
         pairs = [(path, folder / path.relative_to(self.path)) for path in paths if path.is_file()]
         self.will_write(*(kept for _, kept in pairs))
         for path, kept in pairs:
