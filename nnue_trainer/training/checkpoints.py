@@ -383,13 +383,6 @@ def _bytes_on_gpu(tensors: Mapping[str, Mapping[str, Tensor]]) -> int:
     return sum(_aligned(tensor) for of in tensors.values() for tensor in of.values() if tensor.is_cuda)
 
 
-def _is_best(one: TrainerState, of: TrainerState) -> bool:
-    """Whether the checkpoint with the state `one` is the best one that the state `of` names."""
-    if of.best_step is not None:
-        return one.step == of.best_step
-    return one.validation_loss == of.best_validation_loss  # early versions did not write best_step
-
-
 def best_can_resume(folder: RunFolder, state: TrainerState) -> bool:
     """Whether a stage can begin from the best checkpoint at the time of `state` with its optimizer: the checkpoint is
     complete, or there is none yet."""
@@ -399,14 +392,10 @@ def best_can_resume(folder: RunFolder, state: TrainerState) -> bool:
 
 def _copies_of_best(folder: RunFolder, state: TrainerState) -> list[Path]:
     """The checkpoints of the step that was the best one at the time of `state`; `best` is the first if it is one."""
-    if state.best_validation_loss is None:
+    if state.best_step is None:
         return []
-    found = []
-    for path in (folder.best, folder.last, *folder.epochs().values(), *folder.earlier_bests()):
-        other = _state_of(path)
-        if other is not None and _is_best(other, state):
-            found.append(path)
-    return found
+    paths = [folder.best, folder.last, *folder.epochs().values(), *folder.earlier_bests()]
+    return [path for path in paths if (other := _state_of(path)) is not None and other.step == state.best_step]
 
 
 def _is_complete(path: Path) -> bool:

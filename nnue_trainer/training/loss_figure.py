@@ -10,46 +10,33 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from nnue_trainer import config, registry, schema
-from nnue_trainer.errors import UserError, shown
-from nnue_trainer.files.checkpoint import Checkpoint, TrainerState
+from nnue_trainer import registry
+from nnue_trainer.errors import shown
+from nnue_trainer.files.checkpoint import TrainerState
 from nnue_trainer.training import best_by
 
 
 def figure_of(recipe: Mapping[str, Any], lam: float | str, files: list[Any] | None) -> dict[str, Any]:
     """The figure of a run with a recipe in plain data. `lam`: λ of a validation, or "follow". `files` identify the
     validation files. Classes from outside count with the digest of their file."""
-    precision = recipe["training"]["precision"]
-    sections: dict[str, Any] = {**_sections(recipe), "training.precision": precision, "lambda": lam}
-    text = json.dumps([*sections.values(), recipe["model"], recipe["lambda"]])
-    plugins = {name: found for name, found in registry.plugins().items() if name.rpartition(":")[2] in text}
-    contents = None if files is None else [_content(file) for file in files]
-    figure = {**sections, "data.validation": contents, "plugins": plugins}
+    data, validation, training = recipe["data"], recipe["validation"], recipe["training"]
+    figure: dict[str, Any] = {"loss": validation["loss"] or recipe["loss"]}
+    figure |= {f"data.{key}": data[key] for key in ("validation_positions", "filters", "formats", "skip_bad_chunks")}
+    if validation["filters"] is not None:
+        figure["data.filters"] = validation["filters"]
+    figure |= {"validation.sample": validation["sample"], "training.best_by": training["best_by"]}
+    if training["best_by"] != best_by.LOSS:
+        figure |= {f"validation.{key}": validation[key] for key in ("scale", "sets")}
+    figure |= {"training.precision": training["precision"], "lambda": lam}
+    text = json.dumps([*figure.values(), recipe["model"], recipe["lambda"]])
+    figure["data.validation"] = None if files is None else [_content(file) for file in files]
+    figure["plugins"] = {name: found for name, found in registry.plugins().items() if name.rpartition(":")[2] in text}
     return dict(json.loads(json.dumps(figure, default=str)))
 
 
-def _sections(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of a recipe in plain data that decide a validation loss as they are."""
-    keys = ("validation_positions", "filters", "formats", "skip_bad_chunks")
-    validation = recipe["validation"]
-    found = {"loss": validation["loss"] or recipe["loss"]} | {f"data.{key}": recipe["data"][key] for key in keys}
-    if validation["filters"] is not None:
-        found["data.filters"] = validation["filters"]
-    found |= {"validation.sample": validation["sample"], "training.best_by": recipe["training"]["best_by"]}
-    if found["training.best_by"] != best_by.LOSS:
-        found |= {f"validation.{key}": validation[key] for key in ("scale", "sets")}
-    return found
-
-
-def changed(saved: Checkpoint, state: TrainerState, now: Mapping[str, Any]) -> list[str]:
-    """The keys whose values in the figure of a checkpoint differ from those in `now`. Checkpoints of
-    earlier versions have only their recipe for that."""
-    then = state.figure
-    if then is None:
-        try:
-            then = _sections(schema.to_data(config.parse(saved.recipe or {})))
-        except UserError:
-            return []
+def changed(state: TrainerState, now: Mapping[str, Any]) -> list[str]:
+    """The keys whose values in the figure of a checkpoint differ from those in `now`."""
+    then = state.figure or {}
     return [key for key in now if key in then and then[key] != now[key]]
 
 

@@ -42,7 +42,7 @@ def resume(trainer: Trainer, saved: Checkpoint, path: Path) -> None:
     run.bad_before = own.bad_chunks
     trainer.hooks.load(own.callbacks)
     trainer.records.continue_window(own.window_steps, own.window_loss)
-    changed = loss_figure.changed(saved, own, trainer.saver.saved.figure)
+    changed = loss_figure.changed(own, trainer.saver.saved.figure)
     run.validation_loss = None if changed else own.validation_loss
     if trainer.values.average is not None:
         trainer.optimizer.average_begun = trainer.values.average_begun(run.step)
@@ -54,7 +54,7 @@ def resume(trainer: Trainer, saved: Checkpoint, path: Path) -> None:
 def check_best(trainer: Trainer, saved: Checkpoint, path: Path, to_come: Sequence[Stage]) -> None:
     """UserError if a stage that was added since the run began takes `best` with an optimizer, which that lacks."""
     own = saved.trainer_state(path)
-    if loss_figure.changed(saved, own, trainer.saver.saved.figure):
+    if loss_figure.changed(own, trainer.saver.saved.figure):
         return  # `best` starts anew
     for stage in to_come:
         if stage.take == "best" and stage.carry == "optimizer" and not best_can_resume(trainer.folder, own):

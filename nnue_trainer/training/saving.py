@@ -164,7 +164,7 @@ class Saver:
         if best is None:
             return
         of_best = best.trainer_state(folder.best)
-        if changed := loss_figure.changed(best, of_best, self.saved.figure):
+        if changed := loss_figure.changed(of_best, self.saved.figure):
             kept = store.retire_best()
             say(
                 f"{folder.path}: {', '.join(changed)} changed, so validations cannot be compared with those "

@@ -11,25 +11,23 @@ from typing import Any, get_args
 
 import torch
 
+from nnue_trainer import schema
 from nnue_trainer.config import Precision, Recipe, with_precision
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.optim import per_group
 
-_KNOWN = get_args(Precision)
+_KNOWN = {*get_args(Precision)} - {"auto"}
 
 
 def without_auto(
     recipe: Recipe, model: NnueModel, device: torch.device, saved: Mapping[str, Any] | None = None
 ) -> Recipe:
-    """The recipe with another precision than auto. A resumed run keeps that of the recipe `saved`, in plain data; an
-    older one without the field was trained in fp32."""
+    """The recipe with another precision than auto. A resumed run keeps that of the recipe `saved`, in plain data."""
     if recipe.training.precision != "auto":
         return recipe
-    if saved is None:
-        return with_precision(recipe, "mixed" if _gains(recipe, model, device) else "fp32")
-    training = saved.get("training")
-    began: Any = training.get("precision") if isinstance(training, Mapping) else None
-    return with_precision(recipe, began if began in _KNOWN and began != "auto" else "fp32")
+    began: Any = schema.value_at(saved, "training.precision", str)
+    chosen: Precision = "mixed" if _gains(recipe, model, device) else "fp32"
+    return with_precision(recipe, began if began in _KNOWN else chosen)
 
 
 def _gains(recipe: Recipe, model: NnueModel, device: torch.device) -> bool:
