@@ -25,9 +25,8 @@ class Expander:
 
     Batches take turns in a number of `buffers`: a batch is valid until that many more have been made. All work is
     queued on the current stream, so all earlier work that reads the buffer must come before it on that stream. The copy
-    from page-locked memory is asynchronous: the records must not change until it is done. `check_records` is that of
-    `ops.expand_features`; records of a `RecordLoader` are sound, so only the rows of sets from outside need the check.
-    With `records`, each batch has its records, too.
+    from page-locked memory is asynchronous: the records must not change until it is done. With `records`, each batch
+    has its records, too.
 
     The device's operators do not support sets in Python: their rows are made on the CPU, in the calling thread, and
     copied. `spare`: the number of spare bytes in a record, for `Batch.spare`; set it before the first batch.
@@ -39,7 +38,6 @@ class Expander:
         device: torch.device | str,
         *,
         buffers: int = 2,
-        check_records: bool | None = None,
         records: bool = False,
         spare: int = 0,
     ) -> None:
@@ -48,7 +46,8 @@ class Expander:
         self.device = torch.device(device)
         self.buffers = buffers
         self._on_device = self.feature_set.prepare(self.device)
-        self.check_records = self.feature_set.is_from_outside if check_records is None else check_records
+        # Records of a loader are sound, so only the rows of sets from outside are checked.
+        self.check_records = self.feature_set.is_from_outside
         self._with_records = records
         self._size = -1
         self._batches: list[Batch] = []

@@ -298,11 +298,6 @@ class Parameters(NamedTuple):
     sparse_grad: bool = False
     """see `perspective_transformer`"""
 
-    @property
-    def leaves(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The leaves that take the gradients of weight, bias and PSQT columns."""
-        return self.weight if self.leaf is None else self.leaf, self.bias, self.psqt
-
 
 class TransformerCall(NamedTuple):
     """The feature transformer for the positions of a batch. `Description.call` makes it."""
@@ -317,11 +312,6 @@ class TransformerCall(NamedTuple):
     range: list[float]
     """bound and scale"""
     output_dtype: torch.dtype
-
-    @property
-    def described(self) -> tuple[Transformer, list[float], torch.dtype]:
-        """The arguments of the operators of its backward: the dtype is for the gradient of the weight."""
-        return self.transformer, self.range, self.parameters.leaves[0].dtype
 
     def run(self, operators: Any, *, save: bool) -> tuple[Tensor, Tensor | None, Tensor]:
         """The output, the PSQT output, and if `save` what the backward needs, as the operator computes them."""
@@ -338,7 +328,7 @@ class TransformerCall(NamedTuple):
         """The output and the PSQT output. The arguments are as for `perspective_transformer`, if it is not fused."""
         weight, bias, psqt, leaf, _ = self.parameters
         if self.kernels != "torch":
-            leaves = (weight if leaf is None else leaf, bias, psqt)  # as Parameters.leaves, for torch.compile of 2.10
+            leaves = (weight if leaf is None else leaf, bias, psqt)
             saves = any(p is not None and p.requires_grad for p in leaves)
             return self.run(torch.ops.nnue, save=torch.is_grad_enabled() and saves)[:2]
         row_sums: reference.RowSums = reference.row_sums

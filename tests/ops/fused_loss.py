@@ -49,7 +49,10 @@ def loss_of(
     kernel, operators, description = loss.kernel(), layer_stacks._operators, layers.of.description
     assert kernel is not None
     call = first if isinstance(first, TransformerCall) else None
-    sources: tuple[Tensor | None, ...] = call.parameters.leaves if call is not None else first[:2]  # type: ignore[assignment]
+    sources: tuple[Tensor | None, ...] = first[:2]  # type: ignore[assignment]
+    if call is not None:
+        weight, bias, psqt, leaf, _ = call.parameters
+        sources = weight if leaf is None else leaf, bias, psqt
 
     def run(needs: Sequence[bool]) -> Any:
         x, psqt, rows = call.run(operators, save=True) if call is not None else (*sources, None)

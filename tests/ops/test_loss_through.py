@@ -254,8 +254,9 @@ def test_emulated_operator(emulated: ctypes.CDLL) -> None:
         through(saved=saved[:-1])
     with pytest.raises(RuntimeError, match=r"bound: found 300\.0+, expected 1/64 to 255"):
         through(saved=saved.half(), bounds=(300.0, 1.0))
+    described = call.transformer, call.range, case.weight.dtype
     with pytest.raises(RuntimeError, match="grad_output: found uint8, expected float32"):  # no row gradients
-        op._perspective_transformer_backward(plan, None, call.batch, saved, *call.described)
+        op._perspective_transformer_backward(plan, None, call.batch, saved, *described)
 
 
 UNUSED = pytest.mark.parametrize(
@@ -341,7 +342,7 @@ def test_emulated_errors(emulated: ctypes.CDLL) -> None:
     op, case = torch.ops.nnue_emulated, Case(5, 16, 2, "crelu", torch.float32)
     plan = op._perspective_plan(*case.rows, case.black_to_move, FEATURES, *case.layout(PORTABLE))
     call, parameters = case.call(plan, PORTABLE), case.behind.parameters
-    transformer, bounds, dtype = call.described
+    transformer, bounds, dtype = call.transformer, call.range, case.weight.dtype
     x, _, saved = call.run(op, save=True)
     order, gradient = op._stack_order(case.bucket, 2), torch.ones(5)
 
