@@ -37,38 +37,34 @@ _DOUBLINGS = 6
 def start_check(
     model: NnueModel, saved: Checkpoint | None = None, path: str | Path = "", *, moves: bool = False
 ) -> Callable[[], None]:
-    """`check_integers` in a thread, on a copy of the model, which may be moved and trained meanwhile. Returns a
-    function that waits for the end and raises what the check has found. `moves`: the model is moved to another device
-    before its tensors change, so the copy may share their memory."""
-    try:
+    """`check_integers` in a thread, on a copy of the model, which may be moved and trained meanwhile, with the weights
+    of the checkpoint `saved`, if given. Returns a function that waits for the end and raises what the check has found.
+    `moves`: the model is moved to another device before its tensors change, so the copy may share their memory."""
+    with _explaining(model):
         own = copy.deepcopy(model, _views(model) if moves and saved is None else None)
         if saved is not None:
             load_into(saved.tensors["model"], own, path)
-    except Exception:
-        check_integers(model, saved, path)  # the same again, with the error explained
-        raise
     with_thread = ThreadPoolExecutor(1, "integer-check")
     found = with_thread.submit(check_integers, own)
     with_thread.shutdown(wait=False)
     return found.result
 
 
-def check_integers(model: NnueModel, saved: Checkpoint | None = None, path: str | Path = "") -> None:
+def check_integers(model: NnueModel) -> None:
     """UserError if the integers of a net cannot be evaluated, or do not evaluate as the float model with the same,
-    rounded weights does: those of `model`, or of the checkpoint `saved`. `model` is on the CPU and is not changed. A
-    net without integer arithmetic is not checked."""
+    rounded weights does. `model` is on the CPU and is not changed. A net without integer arithmetic is not checked."""
     net = model.net
     if net is None:
         return
     zeros: list[list[str]] = [[]]
-    with contextlib.suppress(NotImplementedError), _explaining(net.name):
+    with contextlib.suppress(NotImplementedError), _explaining(model):
         forward = net.integer_forward()
         if forward is not None and forward.first.psqt:
             # The layers without the PSQT columns, which may be much larger.
             zeros.append([tensor.source_parameter for tensor in net.tensors() if tensor.name in forward.first.psqt])
     # One after the other with plugins, which need not expect two threads in one net.
     with ThreadPoolExecutor(1 if registry.foreign_modules() else len(zeros), "integer-check") as threads:
-        for found in [threads.submit(_check, model, saved, path, zero) for zero in zeros]:
+        for found in [threads.submit(_check, model, zero) for zero in zeros]:
             found.result()
 
 
@@ -80,13 +76,13 @@ def _views(model: NnueModel) -> dict[int, torch.Tensor]:
     return views
 
 
-def _check(model: NnueModel, saved: Checkpoint | None, path: str | Path, zero: Sequence[str]) -> None:
+def _check(model: NnueModel, zero: Sequence[str]) -> None:
     """The check with the parameters called `zero` set to 0."""
     net = model.net
     assert net is not None
     try:
-        with _explaining(net.name):
-            floats, reals, integers = _evaluated(model, saved, path, zero)
+        with _explaining(model):
+            floats, reals, integers = _evaluated(model, zero)
     except NotImplementedError:
         return
     size = _rms(floats)
@@ -103,17 +99,17 @@ def _check(model: NnueModel, saved: Checkpoint | None, path: str | Path, zero: S
 
 
 @contextlib.contextmanager
-def _explaining(name: str) -> Iterator[None]:
-    """Turns an error of the net called `name` into a UserError, but not NotImplementedError, of a net without integer
+def _explaining(model: NnueModel) -> Iterator[None]:
+    """Turns an error of the model's net into a UserError, but not NotImplementedError, of a net without integer
     arithmetic."""
     try:
         yield
     except NotImplementedError:
         raise
     except Exception as error:
-        if out_of_memory(error):
+        if model.net is None or out_of_memory(error):
             raise
-        raise UserError(f"{name}: cannot be evaluated in integers: {foreign.reason(error)}") from error
+        raise UserError(f"{model.net.name}: cannot be evaluated in integers: {foreign.reason(error)}") from error
 
 
 def _rms(values: np.ndarray) -> float:
@@ -121,17 +117,13 @@ def _rms(values: np.ndarray) -> float:
 
 
 @torch.no_grad()
-def _evaluated(
-    model: NnueModel, saved: Checkpoint | None, path: str | Path, zero: Sequence[str]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _evaluated(model: NnueModel, zero: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Engine units of some positions: by the float model with rounded weights, by the integers in real arithmetic, and
     by the integers."""
     assert model.net is not None
     records = data.records_from_fens(list(CHECK_POSITIONS))
     batch = data.expand(records, model.feature_set)
     trial = copy.deepcopy(model)
-    if saved is not None:
-        load_into(saved.tensors["model"], trial, path)
     generator = torch.Generator(device="cpu").manual_seed(0)
     for parameter in trial.parameters():
         if not parameter.any():

@@ -73,7 +73,7 @@ def test_a_wrong_one_is_refused(model: NnueModel, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(type(model.net), "integer_forward", lambda self, forward=forward: forward)
         for resumed in (None, saved):
             with pytest.raises(UserError, match=r"differ by|cannot be evaluated in integers"):
-                check_integers(model, resumed, "x.safetensors")
+                start_check(model, resumed, "x.safetensors")()
 
 
 def test_in_a_thread_it_checks_the_weights_of_its_start(model: NnueModel, monkeypatch: pytest.MonkeyPatch) -> None:
