@@ -30,6 +30,7 @@ from nnue_trainer.export import checkpoint_from_net, read_net
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.files import checkpoint
 from nnue_trainer.files.checkpoint import Checkpoint
+from nnue_trainer.files.pages.page import Table, aligned
 from nnue_trainer.nets.base import Net, NnueModel, build
 from nnue_trainer.nets.integer_forward import MATERIALS
 from nnue_trainer.nets.meaning import Axis, Buckets, Features, Key, Meaning, Units
@@ -228,7 +229,7 @@ def transfer(source: Net, tensors: Mapping[str, Tensor], model: NnueModel, where
     if not kept:
         why = f" ({', '.join(changed)})" if changed else ""
         raise UserError(f"{where}: is {source.name}, which has nothing in common with {model.net.name}{why}")
-    lines = _aligned(table)
+    lines = _lines(table)
     features = next((match.features for match in matches if match.features), None)
     if features is not None:
         lines += [f"inputs: {shown(text)}" for text in features.notes]
@@ -364,19 +365,11 @@ def _clip(model: NnueModel) -> list[str]:
     return lines
 
 
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table with aligned columns: the first two left-aligned, the numbers right-aligned. A column
-    without any number is left out."""
-    shown_columns = [column for column in zip(*table, strict=True) if any(cell != "–" for cell in column[1:])]
-    widths = [max(map(len, column)) for column in shown_columns]
-    lines = []
-    for row in zip(*shown_columns, strict=True):
-        cells = [
-            cell.ljust(width) if number < 2 else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  " + "  ".join(cells).rstrip())
-    return lines
+def _lines(table: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table, without the columns that have no number."""
+    columns = [column for column in zip(*table, strict=True) if any(cell != "–" for cell in column[1:])]
+    head, *rows = zip(*columns, strict=True)
+    return [f"  {line}" for line in aligned(Table(head, rows, numbers=2))]
 
 
 # ---- comparing the evaluations ---------------------------------------------------------------------------------------
