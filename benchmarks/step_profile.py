@@ -65,7 +65,7 @@ class Phases:
         loss, current = trainer.validator.evaluation, trainer.current_step.step
         loss.forward = self._marked("forward", loss.forward)
         if isinstance(current, FusedStep):
-            first, stacks = current._first, current._stacks
+            first, stacks = current.first, current.stacks
             first.forward = self._marked("forward", first.forward)  # type: ignore[method-assign]
             stacks.loss = self._marked("loss", stacks.loss)  # type: ignore[method-assign]
             stacks.backward = self._marked("backward", stacks.backward)  # type: ignore[method-assign]

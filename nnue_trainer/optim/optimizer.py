@@ -161,7 +161,8 @@ class Optimizer:
         self.rule.loss = None
         if self.rule.step_count is None:
             self._good_steps += self._failed == 0
-        self.free_gradients()
+        for tensor in self._takers:
+            tensor.grad = None
 
     @property
     def has_copies(self) -> bool:

@@ -61,40 +61,29 @@ class _Entry:
     until: _Until
 
 
+@dataclasses.dataclass(eq=False)
 class CheckpointStore:
-    """The checkpoints in `folder`, whose lock the caller holds. A context manager: its exit waits until everything is
-    on disk and raises the error of a write that failed.
+    """The checkpoints in a run folder, whose lock the caller holds. A context manager: its exit waits until everything
+    is on disk and raises the error of a write that failed."""
 
-    Args:
-        folder: the run folder.
-        keep_last: how many checkpoints of epochs are kept, the newest ones.
-        every: checkpoints of epochs that are a multiple of it are always written; others only where there is time.
-        keep_every: checkpoints of epochs that are a multiple of it are never deleted; 0: none.
-        in_a_hurry: a function that returns whether a write must not wait for room on a full disk.
-        whole_best: whether `best` is a complete checkpoint, as a later stage that takes it with the optimiser's state
-            needs.
-    """
+    folder: RunFolder
+    keep_last: int
+    """how many checkpoints of epochs are kept, the newest ones"""
+    every: int = 1
+    """checkpoints of epochs that are a multiple of it are always written; others only where there is time"""
+    keep_every: int = 0
+    """checkpoints of epochs that are a multiple of it are never deleted; 0: none"""
+    in_a_hurry: Callable[[], bool] = lambda: False
+    """returns whether a write must not wait for room on a full disk"""
+    whole_best: bool = False
+    """whether `best` is a complete checkpoint, as a later stage that takes it with the optimiser's state needs"""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        keep_last: int,
-        every: int = 1,
-        keep_every: int = 0,
-        in_a_hurry: Callable[[], bool] = lambda: False,
-        whole_best: bool = False,
-    ):
-        self.folder = folder
-        self.keep_last = keep_last
-        self.keep_every = keep_every
-        self.every = every
+    def __post_init__(self) -> None:
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writes: list[Future[None]] = []
         self._lock = threading.Lock()
         self._queue: deque[_Entry] = deque()
         self._failed = False  # a write failed, and its error was not raised yet: nothing more is written
-        self._in_a_hurry = in_a_hurry
-        self._whole_best = whole_best
         self._patience = limits.seconds("NNUE_FULL_DISK_SECONDS")
         self._write_began: float | None = None
         self._write_seconds = 0.0
@@ -150,7 +139,7 @@ class CheckpointStore:
         kept = min(self.keep_last, -(-epochs // self.every)) + (older // self.keep_every if self.keep_every else 0)
         there = {path.stat().st_ino for path in self._files() if path != self.folder.best}
         need = of_one * max(kept + 2 - len(there), 1)  # beside them `last` and the temporary file
-        need += of_one if self._whole_best else of_net  # for `best`
+        need += of_one if self.whole_best else of_net  # for `best`
         if need > (free := free_space(self.folder.path)):
             say(
                 f"{self.folder.path}: its checkpoints may need another {size(need)} ({size(of_one)} each), but the "
@@ -280,10 +269,10 @@ class CheckpointStore:
                 if until is None:
                     until = now + self._patience
                     say(f"{error}; the checkpoint is tried again for {duration(self._patience)}")
-                if now >= until or self._in_a_hurry():
+                if now >= until or self.in_a_hurry():
                     raise
                 again = now + min(_SECONDS_BETWEEN_TRIES, until - now)
-                while time.monotonic() < again and not self._in_a_hurry():
+                while time.monotonic() < again and not self.in_a_hurry():
                     time.sleep(0.02)
 
     def _write(self, content: Checkpoint, epoch: int | None, is_best: bool) -> None:
@@ -293,7 +282,7 @@ class CheckpointStore:
         checkpoint.save(folder.last, content, folder.check_owned)
         if epoch is not None:
             folder.link(folder.last, folder.epoch(epoch))
-        if is_best and self._whole_best:
+        if is_best and self.whole_best:
             folder.link(folder.last, folder.best)
         elif is_best:
             checkpoint.save(folder.best, content.of_net(), folder.check_owned)
@@ -323,11 +312,11 @@ class CheckpointStore:
         was the best one, or if a stage that needs it complete was added since."""
         best = self.folder.best
         copies = [path for path in _copies_of_best(self.folder, state) if path != best or self.folder.owns(best)]
-        if self._whole_best:
+        if self.whole_best:
             copies.sort(key=_is_complete, reverse=True)
         if not copies or copies[0] == best:
             return
-        if self._whole_best or copies[0] in self.folder.earlier_bests():
+        if self.whole_best or copies[0] in self.folder.earlier_bests():
             self.folder.link(copies[0], best)
         else:
             self.folder.will_write(best)

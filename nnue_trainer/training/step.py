@@ -37,34 +37,33 @@ class Step(Protocol):
         """Moves the weights by the gradients, and frees these. Nothing moves if they or the loss are not finite."""
 
 
+@dataclass(eq=False)
 class FusedStep:
     """The operators, one after the other: transformer, layers and loss, their gradients, update. The parts hold all
     arguments that no batch changes."""
 
     kind: ClassVar[str] = "fused"
+    model: StackedModel
+    first: FusedTransformer
+    stacks: Stacks
+    sharding: Unsharded
+    optimizer: Optimizer
+    lam: Callable[[Batch], Tensor]
+    """λ of a batch, an fp32 scalar or fp32 [B]"""
 
-    def __init__(
-        self,
-        model: StackedModel,
-        first: FusedTransformer,
-        stacks: Stacks,
-        sharding: Unsharded,
-        optimizer: Optimizer,
-        lam: Callable[[Batch], Tensor],
-    ) -> None:
-        """`lam`: λ of a batch, an fp32 scalar or fp32 [B]."""
-        self._first, self._stacks, self._sharding, self._optimizer, self._lam = first, stacks, sharding, optimizer, lam
-        self._buckets = model.buckets if model.rounded is None else model.rounded.buckets
+    def __post_init__(self) -> None:
+        rounded = self.model.rounded
+        self._buckets = self.model.buckets if rounded is None else rounded.buckets
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> Batch:
         """The batch with five plans: the stack of each position, the transformer's plan, the marks of its rows, and the
         order of the stacks, of all positions and of this process's."""
-        stacks, white, bucket = self._stacks, batch.white, self._buckets(batch)
-        order, own_bucket = stacks.order(bucket), self._sharding.part_of(bucket)
+        stacks, white, bucket = self.stacks, batch.white, self._buckets(batch)
+        order, own_bucket = stacks.order(bucket), self.sharding.part_of(bucket)
         own = order if own_bucket is bucket else stacks.order(own_bucket)
         orders = Plan("order", order, white), Plan("own order", own, white)
-        plans = (Plan(self, bucket, white), self._first.plan(batch), self._first.marks(batch), *orders)
+        plans = (Plan(self, bucket, white), self.first.plan(batch), self.first.marks(batch), *orders)
         return replace(batch, plans=plans)
 
     @torch.no_grad()
@@ -72,9 +71,9 @@ class FusedStep:
         if not batch.plans or batch.plans[0].key is not self or batch.plans[0].white is not batch.white:
             batch = self.prepare(batch)  # on a CPU, and a batch that was prepared for another forward pass
         bucket, plan, marks, order, own = [plan.data for plan in batch.plans]
-        first, stacks, sharding = self._first, self._stacks, self._sharding
+        first, stacks, sharding = self.first, self.stacks, self.sharding
         x, psqt, rows = first.forward(batch, plan, marks, bucket)
-        inputs = Inputs(x, psqt, bucket, order, batch.score, batch.result, self._lam(batch), batch.spare)
+        inputs = Inputs(x, psqt, bucket, order, batch.score, batch.result, self.lam(batch), batch.spare)
         inputs = sharding.sums(inputs, own, stacks, first, rows)  # between processes that have different columns
         found = stacks.loss(inputs)
         kept = x if stacks.reads_x(found) else None
@@ -84,7 +83,7 @@ class FusedStep:
         return found.totals[2]
 
     def update(self, loss: Tensor) -> None:
-        self._optimizer.step(loss)
+        self.optimizer.step(loss)
 
 
 @dataclass(eq=False)
