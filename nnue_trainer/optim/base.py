@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Protocol
 
@@ -54,6 +54,19 @@ class Group:
         if self.min_weight is not None and self.max_weight is not None and self.min_weight > self.max_weight:
             raise ValueError(f"min_weight: found {self.min_weight:g}, expected at most max_weight, {self.max_weight:g}")
         return self
+
+    def settings(self) -> dict[str, Any]:
+        """The fields of `Settings` that the group has a value for."""
+        values = {
+            "rate": self.lr_factor,
+            "decay": self.weight_decay,
+            "betas": self.betas,
+            "low": self.min_weight,
+            "high": self.max_weight,
+            "frozen": self.frozen,
+            "rule": self.rule,
+        }
+        return {key: value for key, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -208,32 +221,6 @@ class Layer(Protocol):
         ...
 
 
-def _settings_of(groups: Sequence[Group], names: Iterable[str], where: str = "") -> dict[str, Settings]:
-    """By name, the settings of all parameters that are in a group. UserError, which begins with `where`, for a
-    group that has no parameter."""
-    names, found = list(names), dict[str, Settings]()
-    for number, group in enumerate(groups):
-        own = [name for name in names if fnmatch.fnmatchcase(name, group.match)]
-        if not own:
-            raise UserError(
-                f"{where}optimizer.groups.{number}.match: {quoted(group.match)} matches no parameter, expected a "
-                f"pattern for some of {', '.join(names)}"
-            )
-        values = {
-            "rate": group.lr_factor,
-            "decay": group.weight_decay,
-            "betas": group.betas,
-            "low": group.min_weight,
-            "high": group.max_weight,
-            "frozen": group.frozen,
-            "rule": group.rule,
-        }
-        given = {key: value for key, value in values.items() if value is not None}
-        for name in own:
-            found[name] = replace(found.get(name, Settings()), **given)  # type: ignore[arg-type]
-    return found
-
-
 @section
 class OptimizerConfig(ABC):
     """An update rule and its numbers. A subclass is a section; the fields here belong to the layers around it."""
@@ -266,8 +253,16 @@ class OptimizerConfig(ABC):
     def group_settings(self, names: Iterable[str], where: str = "") -> dict[str, Settings]:
         """The settings of those of these parameters that are in a group. UserError, which begins with `where`, for
         groups that do not fit, or that leave nothing to train."""
-        names = list(names)
-        settings = _settings_of(self.groups, names, where)
+        names, settings = list(names), dict[str, Settings]()
+        for number, group in enumerate(self.groups):
+            own = [name for name in names if fnmatch.fnmatchcase(name, group.match)]
+            if not own:
+                raise UserError(
+                    f"{where}optimizer.groups.{number}.match: {quoted(group.match)} matches no parameter, expected a "
+                    f"pattern for some of {', '.join(names)}"
+                )
+            for name in own:
+                settings[name] = replace(settings.get(name, Settings()), **group.settings())
         for each in settings.values():
             rule = self if each.rule is None else each.rule
             if each.for_rule and not rule.heeds_settings:

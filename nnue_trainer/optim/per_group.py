@@ -34,14 +34,12 @@ def configs(config: OptimizerConfig) -> list[OptimizerConfig]:
     return [config, *(group.rule for group in config.groups if group.rule is not None)]
 
 
-def is_fused(config: OptimizerConfig) -> bool:
-    """Whether all rules are on the project's operators."""
-    return all(isinstance(each, FusedConfig) for each in configs(config))
-
-
 def replaces(config: OptimizerConfig) -> frozenset[str]:
-    """The layers whose work the rules do: `OptimizerConfig.replaces`."""
-    return config.replaces if len(configs(config)) == 1 or is_fused(config) else frozenset()
+    """The layers whose work the rules do: `OptimizerConfig.replaces`; of several rules those of the operators, if all
+    are on these."""
+    every = configs(config)
+    all_fused = all(isinstance(each, FusedConfig) for each in every)
+    return config.replaces if len(every) == 1 or all_fused else frozenset()
 
 
 def by_value(config: OptimizerConfig) -> bool:
