@@ -89,7 +89,7 @@ class AutogradStep:
 
     def prepare(self, batch: Batch) -> Batch:
         # torch.compile gets the whole forward pass, so no part of it is computed ahead.
-        return batch if self._loss.is_compiled else self._sharding.prepare(batch)
+        return batch if self._loss.is_compiled else self._loss.model.prepare(batch)
 
     def gradients(self, batch: Batch) -> Tensor:
         step, sharding, optimizer = self._loss, self._sharding, self._optimizer

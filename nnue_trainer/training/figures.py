@@ -1,17 +1,21 @@
-"""Validation figures that do not depend on loss and λ, so that all runs can be compared."""
+"""Validation figures that do not depend on loss and λ, so that all runs can be compared; and which validation is the
+best one (`training.best_by`): by the loss or a figure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from nnue_trainer.errors import UserError
 from nnue_trainer.losses import NO_SCORE
 
+LOSS = "loss"
 OfAll = Callable[[Tensor], Tensor]
 
 
@@ -118,3 +122,30 @@ def ranks(values: Tensor) -> Tensor:
     last = counts.double().cumsum(0)
     places: Tensor = (last - (counts.double() - 1) / 2)[inverse]
     return places
+
+
+@dataclass(frozen=True)
+class BestBy:
+    """The loss or a figure, of data.validation, or of a further set as SET/loss or SET/FIGURE. UserError if there is
+    no such figure or set."""
+
+    name: str
+    sets: Collection[str]
+    """names of the further sets"""
+
+    def __post_init__(self) -> None:
+        known = [LOSS, *FIGURES]
+        known += [f"{name}/{each}" for name in self.sets for each in known]
+        if self.name not in known:
+            raise UserError(f"training.best_by: found {self.name!r}, expected one of {', '.join(known)}")
+
+    def value(self, loss: float, figures: Mapping[str, float]) -> float | None:
+        """The value in a validation; None if no position counts for the figure, or if it or the loss is not finite."""
+        found = loss if self.name == LOSS else figures.get(self.name)
+        return found if found is not None and math.isfinite(found) and math.isfinite(loss) else None
+
+    def is_better(self, value: float | None, best: float | None) -> bool:
+        """Whether `value` is better than the best one before; None: there is none."""
+        if value is None or best is None:
+            return value is not None
+        return value > best if FIGURES.get(self.name.rpartition("/")[2]) == "highest" else value < best

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -23,19 +22,17 @@ def states(device: torch.device) -> dict[str, Tensor]:
 
 def load(saved: Mapping[str, Tensor], device: torch.device, path: Path) -> None:
     """Sets torch's random generators to `saved`, read from `path`. UserError for anything else."""
-    own = states(device)
-    if "cuda" not in saved:  # the checkpoint was written on a CPU
-        own.pop("cuda", None)
-    restore: dict[str, Callable[[Tensor], object]] = {
-        "cpu": torch.set_rng_state,
-        "cuda": functools.partial(torch.cuda.set_rng_state, device=device),
-    }
-    for name, now in own.items():
+    for name, now in states(device).items():
         what = f"{path}: tensor rng/{name}"
         if name not in saved:
+            if name == "cuda":  # the checkpoint was written on a CPU
+                continue
             raise UserError(f"{what} is missing")
         check_like(saved[name], now, what)
         try:
-            restore[name](saved[name])
+            if name == "cuda":
+                torch.cuda.set_rng_state(saved[name], device)
+            else:
+                torch.set_rng_state(saved[name])
         except RuntimeError:
             raise UserError(f"{what} is not a state of torch's random generator") from None

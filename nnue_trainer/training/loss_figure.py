@@ -13,7 +13,7 @@ from typing import Any
 from nnue_trainer import registry
 from nnue_trainer.errors import shown
 from nnue_trainer.files.checkpoint import TrainerState
-from nnue_trainer.training import best_by
+from nnue_trainer.training.figures import LOSS
 
 
 def figure_of(recipe: Mapping[str, Any], lam: float | str, files: list[Any] | None) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def figure_of(recipe: Mapping[str, Any], lam: float | str, files: list[Any] | No
     if validation["filters"] is not None:
         figure["data.filters"] = validation["filters"]
     figure |= {"validation.sample": validation["sample"], "training.best_by": training["best_by"]}
-    if training["best_by"] != best_by.LOSS:
+    if training["best_by"] != LOSS:
         figure |= {f"validation.{key}": validation[key] for key in ("scale", "sets")}
     figure |= {"training.precision": training["precision"], "lambda": lam}
     text = json.dumps([*figure.values(), recipe["model"], recipe["lambda"]])

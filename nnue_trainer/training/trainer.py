@@ -24,8 +24,8 @@ from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.training import timeline
 from nnue_trainer.training.batches import DeviceBatches, Stopped, Stopping
-from nnue_trainer.training.best_by import LOSS, BestBy
 from nnue_trainer.training.checkpoints import CheckpointStore
+from nnue_trainer.training.figures import LOSS, BestBy
 from nnue_trainer.training.finite import FiniteCheck
 from nnue_trainer.training.hooks import Hooks
 from nnue_trainer.training.outputs import Nowhere, RunOutputs, Window

@@ -17,8 +17,8 @@ from nnue_trainer.training.assembly.precision import without_auto
 from nnue_trainer.training.assembly.recipes import RecipeStage
 from nnue_trainer.training.autograd_step import StepLoss
 from nnue_trainer.training.batches import BatchSource, DeviceBatches, Stopping
-from nnue_trainer.training.best_by import BestBy
 from nnue_trainer.training.checkpoints import CheckpointStore
+from nnue_trainer.training.figures import BestBy
 from nnue_trainer.training.finite import FiniteCheck
 from nnue_trainer.training.hooks import Hooks
 from nnue_trainer.training.outputs import Nowhere, RunOutputs
@@ -112,9 +112,11 @@ def assemble(
     saver = Saver(
         saved, stage, state, folder, model, optimizer, core.sharding, source, records, hooks, finite, open_store
     )
+    best_by = BestBy(training.best_by, validator.more)
+    every = (training.validate_every, training.checkpoint_every, logging.every_steps)
     return Trainer(
         stage=stage,
-        config=_loop(recipe, validator),
+        config=LoopConfig(*every, training.max_time, best_by),
         state=state,
         folder=folder,
         model=model,
@@ -133,13 +135,6 @@ def assemble(
         open_outputs=open_outputs,
         view=lambda trainer: view_of(trainer, recipe, training.seed),
     )
-
-
-def _loop(recipe: Recipe, validator: Validator) -> LoopConfig:
-    training = recipe.training
-    best_by = BestBy(training.best_by, validator.more)
-    every = recipe.logging.every_steps
-    return LoopConfig(training.validate_every, training.checkpoint_every, every, training.max_time, best_by)
 
 
 def _on_device(

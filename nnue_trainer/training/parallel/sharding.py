@@ -74,10 +74,6 @@ class Unsharded:
         records: the whole of it, or this rank's share."""
         return Share(fresh)
 
-    def prepare(self, batch: Batch) -> Batch:
-        """Computes ahead what the forward pass needs and what depends on the batch alone: `NnueModel.prepare`."""
-        return self.model.prepare(batch)
-
     def forward(self, batch: Batch) -> Tensor:
         """`NnueModel.outputs` for a whole batch: fp32 [B], or [B, n]; call it under `torch.no_grad`. All ranks must
         call it together."""
