@@ -12,40 +12,22 @@ from nnue_trainer.config.changes import (
     with_precision,
     with_seed,
 )
-from nnue_trainer.config.consent import allow_programs, named_programs, program_lines, require_consent
+from nnue_trainer.config.consent import allow_programs, require_consent
 from nnue_trainer.config.in_words import reference, to_yaml
 from nnue_trainer.config.parsing import load, parse
-from nnue_trainer.config.sections import (
-    DataConfig,
-    FileList,
-    LoggingConfig,
-    Precision,
-    Recipe,
-    Sample,
-    TrainingConfig,
-    ValidationConfig,
-    ValidationSet,
-)
-from nnue_trainer.config.yaml_text import MAX_BYTES, MAX_NODES, read_yaml
+from nnue_trainer.config.sections import DataConfig, Precision, Recipe, TrainingConfig, ValidationSet
+from nnue_trainer.config.yaml_text import read_yaml
 
 __all__ = [
-    "MAX_BYTES",
-    "MAX_NODES",
     "DataConfig",
-    "FileList",
-    "LoggingConfig",
     "Precision",
     "Recipe",
-    "Sample",
     "TrainingConfig",
-    "ValidationConfig",
     "ValidationSet",
     "allow_programs",
     "load",
-    "named_programs",
     "only_stage",
     "parse",
-    "program_lines",
     "read_yaml",
     "reference",
     "require_consent",
