@@ -54,7 +54,7 @@ class Stage:
         return {name: value for name, value in schema.to_data(self).items() if name in SECTIONS and value}
 
 
-SECTIONS = tuple(schema.to_data(Stage(name="any")).keys() - {"name", "carry", "take"})
+SECTIONS = frozenset(schema.to_data(Stage(name="any")).keys() - {"name", "carry", "take"})
 """The sections of a recipe that a stage may change."""
 
 
