@@ -215,7 +215,10 @@ def test_the_command(data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -
         nnue("data", "index", "--again", data)
 
 
-def test_a_young_file_gets_no_entry_until_it_has_settled(data: Path, cache: Path) -> None:
+def test_a_young_file_gets_no_entry_until_it_has_settled(
+    data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunk_index, "_SETTLED", 3600.0)
     path = data / "x.binpack"
     os.utime(path)
     numbers(path)

@@ -176,10 +176,10 @@ def test_a_program_may_end_with_everything_open(file: Path) -> None:
     assert "FATAL" not in result.stderr
 
 
-def take_all(loader: RecordLoader, ended: list[BaseException | str]) -> None:
+def take_all(loader: RecordLoader, begun: threading.Semaphore, ended: list[BaseException | str]) -> None:
     try:
         for _ in loader:
-            pass
+            begun.release()
         ended.append("end")
     except UserError as error:
         ended.append(error)
@@ -190,10 +190,12 @@ def test_a_loader_may_be_closed_from_another_thread(file: Path) -> None:
         loader = RecordLoader(file, B, repeat=True, threads=2, reuse=True, hold=3, seed=i)
         loader.open()
         ended: list[BaseException | str] = []
-
-        readers = [threading.Thread(target=take_all, args=(loader, ended)) for _ in range(1 + i % 2)]
+        several = [threading.Semaphore(0) for _ in range(1 + i % 2)]
+        readers = [threading.Thread(target=take_all, args=(loader, begun, ended)) for begun in several]
         for reader in readers:
             reader.start()
+        for begun in several:  # an iteration that begins after the end opens the loader again
+            assert begun.acquire(timeout=SECONDS)
         time.sleep(0.001 * (i % 7))
         loader.close()
         for reader in readers:
