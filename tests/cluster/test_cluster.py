@@ -260,18 +260,34 @@ def test_the_signal_before_the_end_reaches_every_node(submit: Submit, fake: Path
         assert all("--nnodes 2" in line for line in lines if line != "saved")
 
 
+# In place of torchrun: with a process of the training or without, until node.sh has printed its line or none.
+TORCHRUN = """
+import contextlib, os, subprocess, sys
+child = subprocess.Popen(["/bin/sleep", "infinity"]) if sys.argv[1] == "True" else None
+open("started", "w").close()
+with contextlib.suppress(ChildProcessError):
+    os.wait()
+if child:
+    child.kill()
+"""
+
+
 @pytest.mark.parametrize(("seconds", "started"), [("0.5", False), ("0.5", True), ("0", False), ("0.0", False)])
 def test_a_missing_node_is_named(project_root: Path, fake: Path, tmp_path: Path, seconds: str, started: bool) -> None:
     """The first node of two waits for the other one; with a process of the training it prints nothing."""
+    sleep = tmp_path / "bin" / "sleep"
+    sleep.parent.mkdir()
+    sleep.write_text("#!/bin/sh\nuntil [ -e started ]; do /bin/sleep 0.02; done\n")
+    sleep.chmod(0o755)
     environment = os.environ | {
-        "PATH": f"{project_root / 'tests' / 'cluster'}:{os.environ['PATH']}", "FAKE_SLURM": str(fake),
+        "PATH": f"{sleep.parent}:{project_root / 'tests' / 'cluster'}:{os.environ['PATH']}", "FAKE_SLURM": str(fake),
         "NNUE_STATUS_FILE": str(tmp_path / "run.status"), "NNUE_TELL_SECONDS": seconds, "NNUE_JOIN_SECONDS": "90",
         "SLURM_NODEID": "0", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "fake", "SLURM_JOB_ID": "1",
     }  # fmt: skip
-    command = "sleep 2 & wait" if started else "exec sleep 2"
+    node = project_root / "examples" / "cluster" / "node.sh"
     done = subprocess.run(
-        ["bash", project_root / "examples" / "cluster" / "node.sh", "bash", "-c", command],
-        env=environment, capture_output=True, text=True, check=True,
+        ["bash", node, sys.executable, "-c", TORCHRUN, str(started)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS, check=True,
     )  # fmt: skip
     expected = "torchrun waits for nodes that have not started: 127.0.0.1; it ends after 90 s (NNUE_JOIN_SECONDS)"
     assert (expected in done.stderr) == (seconds == "0.5" and not started)

@@ -4,17 +4,18 @@ import os
 import re
 import subprocess
 import tarfile
-import time
 from pathlib import Path
 
 import pytest
+from waiting import SECONDS
 
 
 def check(project_root: Path, out: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = ["tools/gpu_check.sh", str(out), "positions.binpack", *words]
     return subprocess.run(
-        command, cwd=project_root, env=os.environ | environment, capture_output=True, text=True, check=False
-    )
+        command, cwd=project_root, env=os.environ | environment, capture_output=True, text=True, timeout=SECONDS,
+        check=False,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("steps", [[], ["session"]], ids=["all", "session"])
@@ -37,12 +38,17 @@ def test_an_unknown_step_is_refused(project_root: Path, tmp_path: Path) -> None:
 def test_a_limit_stops_a_step_and_what_is_there_is_packed(project_root: Path, tmp_path: Path) -> None:
     python = tmp_path / "bin" / "python3"
     python.parent.mkdir()
-    python.write_text('#!/bin/sh\n[ "$1" = -c ] && echo 0 && exit\necho begun\nsleep 60 & wait\n')
+    begun = tmp_path / "begun"
+    python.write_text(
+        f'#!/bin/sh\n[ "$1" = -c ] && echo 0 && exit\necho begun\ntouch "{begun}"\n/bin/sleep infinity & wait\n'
+    )
     python.chmod(0o755)
-    out, packed, begin = tmp_path / "out", tmp_path / "packed.tar.gz", time.monotonic()
+    sleep = python.with_name("sleep")  # the time of the step counts from its first line, which may come late
+    sleep.write_text(f'#!/bin/sh\nuntil [ -e "{begun}" ]; do /bin/sleep 0.02; done\nexec /bin/sleep "$@"\n')
+    sleep.chmod(0o755)
+    out, packed = tmp_path / "out", tmp_path / "packed.tar.gz"
     path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
     done = check(project_root, out, "info", "stacks", PATH=path, LIMIT="2", PACK=str(packed))
-    assert time.monotonic() - begin < 30
     assert done.returncode == 1
     assert done.stdout.rstrip().endswith("FAILED: info stacks"), done.stdout
     with tarfile.open(packed) as files:

@@ -679,6 +679,12 @@ def test_a_full_disk_is_waited_for(tmp_path, monkeypatch, capsys, ends):
         raise DiskFull(f"{path}: cannot be written: No space left on device")
 
     monkeypatch.setattr(checkpoint, "save", full)
+    clock = [0.0]  # stands still except for sleeps
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
     monkeypatch.setattr(checkpoints, "_SECONDS_BETWEEN_TRIES", 0.01)
     monkeypatch.setenv("NNUE_FULL_DISK_SECONDS", "0.2" if ends == "patience" else "600")
     with RunFolder(tmp_path) as folder, CheckpointStore(folder, keep_last=1, in_a_hurry=lambda: bool(hurry)) as store:
