@@ -4,10 +4,10 @@ A line of JSON states which run the journal belongs to. Then comes one entry per
 the game, its number of positions, the number of games that were known to be on disk before it, a CRC-32 over the header
 line, these numbers and the records, and the records, 32 bytes each. All numbers are u32 LE.
 
-The file is synced when it is created, then about once per second, and when it is closed. A crash or a power cut can
-therefore damage only what was written after the last sync: such a tail is cut off and its games are played again. An
-entry that is wrong although a later one states that it was on disk has been changed by something else, and the journal
-is refused.
+The file is synced when it is created, then about once per second, and when it is closed; beside the games if these must
+not wait for the disk. A crash or a power cut can therefore damage only what was written after the last sync: such a
+tail is cut off and its games are played again. An entry that is wrong although a later one states that it was on disk
+has been changed by something else, and the journal is refused.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -48,12 +49,15 @@ class Journal:
 
     `header` is JSON data that states which run it belongs to. `games` and `positions` count what it holds, `cut` is how
     many bytes of a damaged tail were removed. UserError if another process has it open, if it belongs to another run
-    (unless `replace_other`, which begins anew then), if it was changed, or if it cannot be written.
+    (unless `replace_other`, which begins anew then), if it was changed, or if it cannot be written. `waits`: whether
+    `append` waits for the disk; otherwise an error of the disk is raised by a later call.
     """
 
     made_by = "nnue data generate"
 
-    def __init__(self, path: Path, header: Mapping[str, Any], *, replace_other: bool = False) -> None:
+    def __init__(
+        self, path: Path, header: Mapping[str, Any], *, replace_other: bool = False, waits: bool = True
+    ) -> None:
         self.path = path
         self.games = self.positions = self.cut = 0
         self._header = {"journal": VERSION} | dict(header)
@@ -61,6 +65,8 @@ class Journal:
         self._seed = zlib.crc32(self._line)
         self._on_disk = 0  # games
         self._last_sync = time.monotonic()
+        self._syncs = None if waits else ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._syncing: tuple[int, Future[None]] | None = None  # the games that will be on disk then
         self._lease: lease.Lease | None = None  # in place of the lock
         try:
             self._file = self._open()
@@ -89,6 +95,8 @@ class Journal:
             if kind is None:
                 raise
         finally:
+            if self._syncs is not None:
+                self._syncs.shutdown()
             os.close(self._file)
             self._release()
 
@@ -101,7 +109,12 @@ class Journal:
         self.games += 1
         self.positions += len(records)
         if time.monotonic() - self._last_sync >= _SYNC_SECONDS:
-            self._sync()
+            if self._syncs is None:
+                self._sync()
+            elif self._syncing is None or self._syncing[1].done():
+                self._end_sync()
+                self._syncing = self.games, self._syncs.submit(os.fsync, self._file)
+                self._last_sync = time.monotonic()
 
     def read(self) -> Iterator[Records]:
         """All games, in order."""
@@ -267,12 +280,24 @@ class Journal:
             raise self._failed(error) from None
 
     def _sync(self) -> None:
+        self._end_sync()
         try:
             os.fsync(self._file)
         except OSError as error:
             raise self._failed(error) from None
         self._on_disk = self.games
         self._last_sync = time.monotonic()
+
+    def _end_sync(self) -> None:
+        """Waits for the sync that goes on beside the games."""
+        if self._syncing is None:
+            return
+        (games, syncing), self._syncing = self._syncing, None
+        try:
+            syncing.result()
+        except OSError as error:
+            raise self._failed(error) from None
+        self._on_disk = games
 
     def _sync_folder(self) -> None:
         """Makes the name of a new file survive a power cut."""

@@ -153,7 +153,9 @@ def play_match(
     header = match_header(options, names, openings, identity or {})
     count = Count(names, options.sprt, options.pairs, options.teams, options.gauntlet)
     folder.mkdir(parents=True, exist_ok=True)
-    with MatchJournal(folder / part.journal, header, replace_other=replace_other) as journal:
+    # Where engines play against the clock, a slow disk must not hold up their moves.
+    waits = not options.limit.timed
+    with MatchJournal(folder / part.journal, header, replace_other=replace_other, waits=waits) as journal:
         if replace_other and not journal.games:
             for path in files_of(folder):
                 path.unlink(missing_ok=True)

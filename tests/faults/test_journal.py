@@ -5,11 +5,13 @@ import fcntl
 import json
 import os
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import SECONDS, wait_for
 
 from nnue_trainer.base.status import InUse
 from nnue_trainer.data.generate import GenerateOptions, generate
@@ -207,6 +209,50 @@ def test_the_file_is_synced_before_a_game_says_so(tmp_path: Path, monkeypatch: p
     other = tmp_path / "k"
     ends = write(other, games(5))
     assert sizes[-1] == ends[-1]  # when it is closed
+
+
+def test_games_that_do_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sync at a time, beside the games; at the end all are on disk."""
+    synced(monkeypatch, always=True)
+    played, path, real = games(4), tmp_path / "j", os.fsync
+    go, sizes = threading.Event(), []
+
+    def fsync(descriptor: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            assert go.wait(SECONDS)
+        sizes.append(os.fstat(descriptor).st_size)
+        real(descriptor)
+
+    with Journal(path, HEADER, waits=False) as journal:
+        monkeypatch.setattr(os, "fsync", fsync)
+        for game in played[:3]:
+            journal.append(game)
+        assert (journal._on_disk, sizes) == (0, [])
+        go.set()
+        wait_for(lambda: journal._syncing and journal._syncing[1].done())
+        journal.append(played[3])
+        assert journal._on_disk == 1
+    assert sizes[-1] == path.stat().st_size
+    assert read(path) == ([game.tobytes() for game in played], 0)
+
+
+@pytest.mark.parametrize("at", ["the next game", "the end"])
+def test_an_error_of_a_sync_beside_the_games(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    synced(monkeypatch, always=True)
+    one, two = games(2)
+    journal = Journal(tmp_path / "j", HEADER, waits=False)
+    monkeypatch.setattr(os, "fsync", fail)
+    journal.append(one)
+    wait_for(lambda: journal._syncing and journal._syncing[1].done())
+    message = "j: cannot be written: Input/output error"
+    if at == "the next game":
+        with pytest.raises(UserError, match=message):
+            journal.append(two)
+    with pytest.raises(UserError, match=message), journal:
+        pass
 
 
 def zero_filled(journal: Path, after: int) -> None:
