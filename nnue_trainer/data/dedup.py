@@ -53,11 +53,10 @@ def _mix(key: Keys) -> Keys:
 
 
 class Games:
-    """Cuts a stream of positions into games: runs in which the ply rises and the result, seen by white, stays the
-    same."""
+    """Cuts a stream of positions into games (`fields.game_begins`)."""
 
     def __init__(self) -> None:
-        self._last: tuple[int, int] | None = None  # ply and result
+        self._last: tuple[int, int] | None = None  # ply and white's result
         self.number = -1
         """of the game that the last position belongs to"""
         self._length = 0
@@ -67,17 +66,13 @@ class Games:
 
     def numbers(self, records: Records) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """int64 [n], int64 [n]: the number of each position's game, and its place in it."""
-        plies, results = fields.plies(records), fields.results(records)
-        white = np.where(fields.black_to_move(records), -results, results)
-        last_ply, last_result = self._last or (1 << 20, 2)
-        begins = (plies <= np.concatenate([[last_ply], plies[:-1]])) | (
-            white != np.concatenate([[last_result], white[:-1]])
-        )
+        begins = fields.game_begins(records, self._last)
         game = self.number + np.cumsum(begins)
         at = np.arange(len(records))
         start = np.maximum.accumulate(np.where(begins, at, -self._length))
         place = at - start
-        self._last = int(plies[-1]), int(white[-1])
+        end = records[-1:]
+        self._last = int(fields.plies(end)[0]), int(fields.white_results(end)[0])
         self.number, self._length = int(game[-1]), int(place[-1]) + 1
         return game, place
 

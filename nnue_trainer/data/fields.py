@@ -161,6 +161,19 @@ def _nibbles_by_square(records: Records) -> npt.NDArray[np.uint8]:
     return squares
 
 
+def game_begins(records: Records, last: tuple[int, int] | None = None) -> npt.NDArray[np.bool_]:
+    """bool [n]: whether a game begins at a position. A game is a run in which the ply rises and the result, seen by
+    white, stays the same. `last`: ply and white's result of the position before the first one; None: there is none."""
+    ply, result = last or (1 << 20, 2)
+    rises = np.diff(plies(records), prepend=ply) > 0
+    return ~rises | (np.diff(white_results(records), prepend=result) != 0)
+
+
+def white_results(records: Records) -> npt.NDArray[np.int32]:
+    """int32 [n]: `results` as white sees them."""
+    return np.where(black_to_move(records), -results(records), results(records))
+
+
 def separate_spare(records: Records, width: int) -> tuple[Records, npt.NDArray[np.uint8]]:
     """Records that hold `width` spare bytes each, as they were read, and the bytes, uint8 [n, width]."""
     plain, places = records.copy(), SPARE_PLACES[width]

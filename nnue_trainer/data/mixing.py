@@ -93,12 +93,8 @@ def mixing_of(
 
 
 def game_lengths(records: Records, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """How many positions of each game in a chunk are kept; games of which none are, are left out. A game is a run in
-    which the ply rises and the result, seen by white, stays the same."""
+    """How many positions of each game in a chunk are kept; games of which none are, are left out."""
     if not len(records):
         return np.zeros(0, np.int64)
-    plies = fields.plies(records)
-    results = np.where(fields.black_to_move(records), -fields.results(records), fields.results(records))
-    begins = np.append(True, (np.diff(plies) <= 0) | (np.diff(results) != 0))
-    found = np.bincount(np.cumsum(begins) - 1, weights=kept).astype(np.int64)
+    found = np.bincount(np.cumsum(fields.game_begins(records)) - 1, weights=kept).astype(np.int64)
     return found[found > 0]
