@@ -81,10 +81,6 @@ class _StreamsReader:
         return len(found)
 
 
-def _bzip2_reader(path: Path, file: BinaryIO) -> ByteReader:
-    return _StreamsReader(path, file, "bzip2", bz2.BZ2Decompressor, OSError)
-
-
 def _xz_reader(path: Path, file: BinaryIO) -> ByteReader:
     try:
         import lzma
@@ -229,13 +225,16 @@ def is_sound(path: Path, kind: str, file: BinaryIO) -> bool:
 
 def decompress(path: Path, kind: str, file: BinaryIO) -> ByteReader:
     """The decompressed bytes of `file`. UserError, naming `path`, for what is corrupt or ends too early."""
-    readers: dict[str, Callable[[Path, BinaryIO], ByteReader]] = {
-        "gzip": _GzipReader,
-        "bzip2": _bzip2_reader,
-        "xz": _xz_reader,
-        "zstd": _ZstdReader,
-    }
-    return _Counted(readers[kind](path, file))
+    reader: ByteReader
+    if kind == "gzip":
+        reader = _GzipReader(path, file)
+    elif kind == "bzip2":
+        reader = _StreamsReader(path, file, kind, bz2.BZ2Decompressor, OSError)
+    elif kind == "xz":
+        reader = _xz_reader(path, file)
+    else:
+        reader = _ZstdReader(path, file)
+    return _Counted(reader)
 
 
 class _Counted:

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Literal, NamedTuple, Self, Unpack, cast
 
 import numpy as np
@@ -475,7 +474,6 @@ class PositionWriter:
         except BaseException:
             self._output.discard()
             raise
-        self._committed = False
         self._dropped = Counter[str]()
         self.positions = 0
         self.losses: dict[str, int] = {}
@@ -522,10 +520,8 @@ class PositionWriter:
 
     def commit(self) -> None:
         """Finishes the file and gives it its name, as the end of the `with` block does."""
-        if not self._committed:
-            self.finish()
-            self._output.commit()
-            self._committed = True
+        self.finish()
+        self._output.commit()
 
     def is_file_at(self, path: StrPath) -> bool:
         """Whether the file at `path` is the one that this writer writes."""
@@ -543,9 +539,7 @@ class PositionWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
                 self.commit()
