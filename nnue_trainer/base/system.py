@@ -293,9 +293,11 @@ if sys.platform == "linux":
             self._epoll.modify(descriptor, events | select.EPOLLONESHOT)
 
         def wait(self, seconds: float) -> list[tuple[int, int]]:
-            if seconds > 0:  # epoll counts in milliseconds, select in microseconds
+            # epoll counts in milliseconds, and select in microseconds, but it takes no descriptor from 1024 on.
+            if seconds > 0 and self._epoll.fileno() < 1024:
                 select.select([self._epoll.fileno()], [], [], seconds)
-            return self._epoll.poll(0)
+                seconds = 0
+            return self._epoll.poll(max(seconds, 0))
 
 
 def events() -> Events:

@@ -126,6 +126,26 @@ def test_events_of_pipes(kind: Callable[[], system.Events]) -> None:
     events.close()
 
 
+def test_events_beside_many_open_files() -> None:
+    """select takes no descriptor from 1024 on."""
+    limit = system.allow_open_files(1200)
+    if limit is not None and limit < 1200:
+        pytest.skip(f"at most {limit} open files")
+    reader, writer = os.pipe()
+    others = [os.dup(reader) for _ in range(1024)]
+    events = system.EpollEvents()
+    try:
+        events.register(reader, 0)
+        events.once(reader, system.READABLE)
+        assert events.wait(0.002) == []
+        os.write(writer, b"x")
+        assert events.wait(1) == [(reader, system.READABLE)]
+    finally:
+        events.close()
+        for descriptor in (reader, writer, *others):
+            os.close(descriptor)
+
+
 def test_macos_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(system.events(), system.EpollEvents)
     monkeypatch.setattr(sys, "platform", "darwin")
