@@ -165,8 +165,9 @@ def game_begins(records: Records, last: tuple[int, int] | None = None) -> npt.ND
     """bool [n]: whether a game begins at a position. A game is a run in which the ply rises and the result, seen by
     white, stays the same. `last`: ply and white's result of the position before the first one; None: there is none."""
     ply, result = last or (1 << 20, 2)
-    rises = np.diff(plies(records), prepend=ply) > 0
-    return ~rises | (np.diff(white_results(records), prepend=result) != 0)
+    falls = np.diff(plies(records), prepend=ply) <= 0
+    begins: npt.NDArray[np.bool_] = falls | (np.diff(white_results(records), prepend=result) != 0)
+    return begins
 
 
 def white_results(records: Records) -> npt.NDArray[np.int32]:

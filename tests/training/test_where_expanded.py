@@ -136,7 +136,7 @@ def test_the_thread_that_launches_has_a_cpu(
 
 
 def test_a_default_number_of_threads_is_cut_without_a_word(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    chunks = sum(opened.native.num_chunks for opened in RecordLoader(file, 1000)._open_files())
+    chunks = sum(opened.native.num_chunks for opened in RecordLoader(file, 1000).opened)
     assert RecordLoader(file, 1000, cpus=chunks + 20).threads <= chunks + 1
     assert RecordLoader(file, 1000, cpus=1).threads == 1
     assert RecordLoader(file, 1000, threads=2, cpus=1).threads == 2
