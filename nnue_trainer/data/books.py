@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,7 @@ import numpy.typing as npt
 from nnue_trainer import _data
 from nnue_trainer.base.arrays import Records
 from nnue_trainer.data import fields
-from nnue_trainer.data.compression import ByteReader, decompress
-from nnue_trainer.data.files import PositionReader, StrPath, compression_of_file, open_regular, read_games
+from nnue_trainer.data.files import PositionReader, StrPath, content_of, open_regular, read_games
 from nnue_trainer.errors import UserError, quoted
 
 Array = npt.NDArray[Any]
@@ -113,8 +112,7 @@ class Book:
             digest.update("\n".join(str(self[number]) for number in range(min(len(self), 64))).encode())
             return digest.hexdigest()
         with open_regular(self.path) as file:
-            kind = compression_of_file(self.path, file)
-            source = decompress(self.path, kind, file) if kind else cast(ByteReader, file)
+            source = content_of(self.path, file)
             block = memoryview(bytearray(1 << 20))
             while size := source.readinto(block):
                 digest.update(block[:size])

@@ -153,8 +153,8 @@ WHOLE = Part()
 class PositionReader(Closing):
     """The positions of one file, in order, as arrays of records; iterate once.
 
-    `format`: None to find out; `formats` are tried before the built-in ones, None for all from outside that were loaded
-    (`--plugin`). `skip_bad`: leave out and count what is wrong (a position; with binpack the rest of a
+    `format`: None to find out; those from outside that were loaded (`--plugin`) are tried before the built-in ones.
+    `skip_bad`: leave out and count what is wrong (a position; with binpack the rest of a
     chunk) instead of raising. UserError names file and offset (of the decompressed bytes) or line, what was found and
     what was expected. Memory: a few MiB, with binpack up to the 100 MiB of its largest legal chunk.
 
@@ -169,7 +169,6 @@ class PositionReader(Closing):
         path: StrPath,
         *,
         format: str | DataFormat | None = None,
-        formats: Sequence[DataFormat] | None = None,
         skip_bad: bool = False,
         copy_to: int = -1,
         settings: dict[str, str] | None = None,
@@ -189,8 +188,8 @@ class PositionReader(Closing):
                 self.size = chunks.size
                 chosen = chosen or format_named(chunks.file.format)
             if chosen is None:
-                asked = outside_formats() if formats is None else formats
-                chosen = claiming(asked, self.path, content_head(self.path, self._file, self.compression))
+                head = content_head(self.path, self._file, self.compression)
+                chosen = claiming(outside_formats(), self.path, head)
             source: ByteReader | None = None
             self._cut: UntilBroken | None = None
             if self.compression:
@@ -322,11 +321,15 @@ def read_games(path: StrPath, *, chess960: bool = False) -> Iterator[Game]:
     """The games of a PGN file, plain or compressed. `chess960`: the notation of castling rights and castling moves.
     UserError for a file that cannot be read."""
     with open_regular(path) as file:
-        kind = compression_of_file(Path(path), file)
-        source = decompress(Path(path), kind, file) if kind else cast(ByteReader, file)
-        reader = _data.GameReader(os.fsencode(path), source.readinto)
+        reader = _data.GameReader(os.fsencode(path), content_of(Path(path), file).readinto)
         while (found := reader.next(chess960)) is not None:
             yield Game(*found)
+
+
+def content_of(path: Path, file: BinaryIO) -> ByteReader:
+    """The content of a file, decompressed. It is at its beginning; `path` is for messages."""
+    kind = compression_of_file(path, file)
+    return decompress(path, kind, file) if kind else cast(ByteReader, file)
 
 
 def content_head(path: Path, file: BinaryIO, compression: str | None) -> bytes:

@@ -180,6 +180,9 @@ class _Running(Generic[T]):
 
 
 class _Stream(Closing, Generic[T]):
+    _features: str | None = None
+    """the feature set of index rows; None: packed positions"""
+
     def __init__(
         self,
         files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -237,7 +240,7 @@ class _Stream(Closing, Generic[T]):
         self._filters = filters.as_dict()
         self._user_filter = filters.with_extra(user_filter, (lambda: self.spare) if spare else None)
         self._options = _data.PipelineOptions(
-            features=self._features_name(),
+            features=self._features,
             batch_size=batch_size,
             seed=seed,
             shuffle=shuffle,
@@ -282,9 +285,6 @@ class _Stream(Closing, Generic[T]):
         if self._opened:  # as arrays: torch sends tensors by file descriptors, and a process takes each only once
             state = {key: each.numpy() if isinstance(each, Tensor) else each for key, each in self.state_dict().items()}
         return _made_again, (PluginsFirst(), type(self), self._given, state)
-
-    @abstractmethod
-    def _features_name(self) -> str | None: ...
 
     @abstractmethod
     def _allocate(self) -> T: ...
@@ -780,11 +780,9 @@ class Loader(_Stream[Batch]):
         **options: Unpack[LoaderOptions],
     ) -> None:
         self.feature_set = feature_set(features)
+        self._features = self.feature_set.name
         super().__init__(files, batch_size, **options)
-        self._given["features"] = self.feature_set.name
-
-    def _features_name(self) -> str | None:
-        return self.feature_set.name
+        self._given["features"] = self._features
 
     def _allocate(self) -> Batch:
         return Batch.allocate(self.local_batch_size, self.feature_set.max_active, pin_memory=self.pin_memory)
@@ -798,9 +796,6 @@ class Loader(_Stream[Batch]):
 
 class RecordLoader(_Stream[Tensor]):
     """Iterates over batches of packed positions, uint8 [B, 32]; options, memory, order and errors: see `Loader`."""
-
-    def _features_name(self) -> str | None:
-        return None
 
     def _allocate(self) -> Tensor:
         return torch.empty(self.local_batch_size, 32, dtype=torch.uint8, pin_memory=self.pin_memory, device="cpu")

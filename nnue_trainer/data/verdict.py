@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -444,8 +444,6 @@ class _Judge:
     # ---- filters -----------------------------------------------------------------------------------------------------
 
     def filters(self, filters: Filters) -> None:
-        from dataclasses import replace
-
         # Filters in Python may be slow or have effects: those of the data library are enough for a warning.
         kept, counts = replace(filters, extra=[]).mask(self.records)
         share = float(kept.mean())
