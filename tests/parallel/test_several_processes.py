@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -267,6 +268,25 @@ def test_the_others_are_stopped_when_the_last_checkpoint_is_written(monkeypatch)
     monkeypatch.setattr(os, "_exit", order.append)
     ends._end("rank 1 has ended")
     assert order == ["written", "stop", 1]
+
+
+def test_a_silent_connection_holds_up_no_rank():
+    """For example the one of a port scanner, or of a rank on a machine that is busy."""
+    opened: list[socket.socket] = []
+
+    def exchange(port: int, token: int) -> tuple[int, int]:
+        opened.extend(socket.create_connection(("127.0.0.1", port)) for _ in range(3))
+        opened[1].sendall(watch._HELLO.pack(token, 1))
+        opened[2].sendall(b"GET / HTTP/1")
+        return port, token
+
+    watches = watch.Watch(0, 2, "127.0.0.1", exchange)
+    watches.finish()
+    assert opened[1].recv(5) == b"done\n"
+    for connection in opened:
+        with contextlib.suppress(ConnectionResetError):  # closed before it was read
+            assert connection is opened[1] or connection.recv(1) == b""
+        connection.close()
 
 
 def _limit_of_a_wait(folder: Path) -> None:

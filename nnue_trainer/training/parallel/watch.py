@@ -130,27 +130,38 @@ class Watch:
     def _listen(self, host: str, exchange: Callable[[int, int], tuple[int, int]]) -> None:
         """On rank 0: accepts the connections of all other ranks, which hold the token. `Lost` if one is missing."""
         token = int.from_bytes(os.urandom(7), "big")
-        with socket.create_server((host if host == "127.0.0.1" else "", 0), backlog=self.size) as server:
+        with (
+            socket.create_server((host if host == "127.0.0.1" else "", 0), backlog=self.size) as server,
+            selectors.DefaultSelector() as silent,
+            contextlib.ExitStack() as others,
+        ):
             exchange(server.getsockname()[1], token)
+            silent.register(server, selectors.EVENT_READ)
             until = time.monotonic() + _SECONDS_TO_JOIN
             while len(self._sockets) < self.size - 1:
-                server.settimeout(max(until - time.monotonic(), 0.001))
-                try:
-                    connection, _ = server.accept()
-                    connection.settimeout(5.0)
-                    theirs, rank = _HELLO.unpack(connection.recv(_HELLO.size, socket.MSG_WAITALL))
-                except TimeoutError:
+                if not (ready := silent.select(max(until - time.monotonic(), 0.0))) and time.monotonic() > until:
                     missing = sorted(set(range(1, self.size)) - self._sockets.keys())
                     raise status.Lost(
                         f"train: rank {missing[0]} of {self.size} did not connect to rank 0 within "
                         f"{_SECONDS_TO_JOIN:.0f} seconds"
-                    ) from None
-                except (OSError, struct.error):
-                    continue
-                if theirs == token and 0 < rank < self.size:
-                    self._sockets[rank] = connection
-                else:
-                    connection.close()
+                    )
+                for key, _ in ready:
+                    # Other programs may connect, too, and a rank may be slow to send: none holds up the others.
+                    with contextlib.suppress(OSError, struct.error):
+                        if key.fileobj is server:
+                            connection, _ = server.accept()
+                            connection.settimeout(5.0)
+                            silent.register(connection, selectors.EVENT_READ, connection)
+                            others.callback(self._close_stranger, connection)
+                            continue
+                        silent.unregister(key.fileobj)
+                        theirs, rank = _HELLO.unpack(key.data.recv(_HELLO.size, socket.MSG_WAITALL))
+                        if theirs == token and 0 < rank < self.size:
+                            self._sockets[rank] = key.data
+
+    def _close_stranger(self, connection: socket.socket) -> None:
+        if connection not in self._sockets.values():
+            connection.close()
 
     def _run(self) -> None:
         """The thread: reads messages until all connections are closed."""
