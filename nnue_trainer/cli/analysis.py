@@ -14,8 +14,7 @@ from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.base.status import CONTRADICTORY
 from nnue_trainer.cli.data_tools import Scores, with_scores
 from nnue_trainer.cli.net import Arch, NetOrRun
-from nnue_trainer.cli.notes import note
-from nnue_trainer.cli.outputs import AsJson, Overwrite, check_no_input
+from nnue_trainer.cli.outputs import AsJson, Overwrite, check_no_input, note
 from nnue_trainer.cli.pictures import Html, Png, check_pictures, present
 from nnue_trainer.cli.plugins import with_plugins
 from nnue_trainer.errors import UserError, shown
@@ -72,7 +71,6 @@ def inspect(
     data: Annotated[
         Path | None,
         typer.Option(
-            "--data",
             metavar="FILE",
             help="Data file whose positions activate the neurons. Default: a checkpoint's validation data, or "
             "built-in positions for a net.",
@@ -82,12 +80,9 @@ def inspect(
         int, typer.Option(min=1, max=1 << 20, help="Number of positions to read from the file.")
     ] = 4096,
     against: Annotated[
-        Path | None, typer.Option("--against", metavar="OTHER", help="Compare with another net or checkpoint.")
+        Path | None, typer.Option(metavar="OTHER", help="Compare with another net or checkpoint.")
     ] = None,
-    neuron: Annotated[
-        list[int] | None,
-        typer.Option("--neuron", help="Draw the weights of this neuron; may be repeated."),
-    ] = None,
+    neuron: Annotated[list[int] | None, typer.Option(help="Draw the weights of this neuron; may be repeated.")] = None,
     png: Png = None,
     html: Html = None,
     as_json: AsJson = False,

@@ -10,8 +10,7 @@ import typer
 
 from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.cli.net import CheckpointOrRun
-from nnue_trainer.cli.notes import note
-from nnue_trainer.cli.outputs import AsJson
+from nnue_trainer.cli.outputs import AsJson, note
 from nnue_trainer.cli.plugins import with_plugins
 from nnue_trainer.errors import UserError, shown
 
@@ -22,9 +21,7 @@ if TYPE_CHECKING:
 @with_plugins
 def check_command(
     checkpoint: CheckpointOrRun,
-    data: Annotated[
-        list[str], typer.Option("--data", metavar="FILE", help="Data file with positions; may be repeated.")
-    ],
+    data: Annotated[list[str], typer.Option(metavar="FILE", help="Data file with positions; may be repeated.")],
     positions: Annotated[int, typer.Option(min=1, max=2**40, help="Compare the first N positions.")] = 10_000,
     limit: Annotated[
         float | None,

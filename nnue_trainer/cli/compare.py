@@ -23,12 +23,10 @@ from nnue_trainer.cli.match import (
     OpeningSeed,
     PartOfWork,
     Plies,
-    ResultsAsJson,
     Test,
     sprt_of,
 )
-from nnue_trainer.cli.notes import note
-from nnue_trainer.cli.outputs import Overwrite
+from nnue_trainer.cli.outputs import AsJson, Overwrite, note
 from nnue_trainer.cli.plugins import with_plugins
 from nnue_trainer.cli.terminable import ended_by_second_signal
 from nnue_trainer.errors import UserError, quoted, shown
@@ -96,7 +94,7 @@ def compare(
     option: EngineOptions = None,
     net_option: NetOption = "EvalFile",
     part: PartOfWork = "1/1",
-    as_json: ResultsAsJson = False,
+    as_json: AsJson = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Train recipes with several seeds, play their nets against each other, and report which recipe is stronger.

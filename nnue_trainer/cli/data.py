@@ -26,8 +26,7 @@ from nnue_trainer.cli.data_tools import (
     with_scores,
 )
 from nnue_trainer.cli.engine_options import Engines, HashMb, Timeout, UciOption, uci_options, units_per_centipawn
-from nnue_trainer.cli.notes import note
-from nnue_trainer.cli.outputs import AsJson, Overwrite, check_no_input
+from nnue_trainer.cli.outputs import AsJson, Overwrite, check_no_input, note
 from nnue_trainer.cli.pictures import Html, Png, check_pictures, present
 from nnue_trainer.cli.plugins import with_plugins
 from nnue_trainer.errors import UserError, shown
@@ -212,7 +211,7 @@ def generate(
         Path, typer.Argument(metavar="OUT", help="File to write; without --to, its suffix selects the format.")
     ],
     engine: Annotated[
-        str, typer.Option("--engine", help="UCI engine that plays: a path, or a name on PATH.", metavar="ENGINE")
+        str, typer.Option("--engine", metavar="ENGINE", help="UCI engine that plays: a path, or a name on PATH.")
     ],
     positions: Annotated[
         int | None,

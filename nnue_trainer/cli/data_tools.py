@@ -12,8 +12,7 @@ import typer
 
 from nnue_trainer import _data
 from nnue_trainer.base.progress import counted, progress_bar
-from nnue_trainer.cli.notes import note
-from nnue_trainer.cli.outputs import Overwrite
+from nnue_trainer.cli.outputs import Overwrite, note
 from nnue_trainer.cli.plugins import with_options, with_plugins
 from nnue_trainer.errors import UserError, shown
 
@@ -54,11 +53,10 @@ SkipBad = Annotated[
 ]
 FORMAT_NAMES = ", ".join(name for name, _, _ in _data.formats())
 _TO = f"Format to write: {FORMAT_NAMES}, or path/to/file.py:Class. Default: by the suffix of OUT."
-To = Annotated[str | None, typer.Option("--to", metavar="FORMAT", help=_TO)]
+To = Annotated[str | None, typer.Option(metavar="FORMAT", help=_TO)]
 InPart = Annotated[
     str | None,
     typer.Option(
-        "--part",
         metavar="I/N",
         help="Work on part I of N only; `nnue data convert PARTS OUT` joins the outputs. array: the part of this task "
         "of a SLURM array.",

@@ -14,9 +14,7 @@ from nnue_trainer.errors import UserError, quoted
 
 Engines = Annotated[int, typer.Option("-j", "--concurrency", min=0, max=1024, help="Engines to run; 0: one per CPU.")]
 HashMb = Annotated[int, typer.Option("--hash", min=1, max=2**25, help="MB of hash for each engine.")]
-UciOption = Annotated[
-    list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="UCI option to set; may be repeated.")
-]
+UciOption = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="UCI option to set; may be repeated.")]
 Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="Seconds to wait for an answer of the engine.")]
 
 

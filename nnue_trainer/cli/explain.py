@@ -28,10 +28,7 @@ def explain(
     device: Annotated[
         str | None,
         typer.Option(
-            "--device",
-            help="Device: cpu or cuda:N. Default: the one that training would use.",
-            metavar="DEVICE",
-            show_default=False,
+            "--device", metavar="DEVICE", help="Device: cpu or cuda:N. Default: the one that training would use."
         ),
     ] = None,
     gpu: Annotated[
@@ -40,17 +37,11 @@ def explain(
             help="Explain for a GPU that need not be installed, and estimate the rate of training: its name, such as "
             '"RTX 3060", or its compute capability, such as 8.9 or 9.0:114 with its number of multiprocessors.',
             metavar="NAME|X.Y[:N]",
-            show_default=False,
         ),
     ] = None,
     memory_bandwidth: Annotated[
         float | None,
-        typer.Option(
-            min=1,
-            help="With --gpu X.Y: memory bandwidth in GB/s, for the estimate.",
-            metavar="GB/s",
-            show_default=False,
-        ),
+        typer.Option(min=1, help="With --gpu X.Y: memory bandwidth in GB/s, for the estimate.", metavar="GB/s"),
     ] = None,
     ranks: Annotated[int, typer.Option(min=1, help="Number of processes, each on a separate device.")] = 1,
     as_json: AsJson = False,

@@ -27,7 +27,7 @@ from nnue_trainer.base._unbuilt import is_old
 from nnue_trainer.base.progress import Unfailing
 from nnue_trainer.cli import doctor, info
 from nnue_trainer.cli.group import Group, Interrupted
-from nnue_trainer.cli.notes import note
+from nnue_trainer.cli.outputs import note
 from nnue_trainer.cli.terminable import terminable
 from nnue_trainer.errors import UserError, bounded, first_line, out_of_memory, shown
 from nnue_trainer.files import finished

@@ -15,8 +15,7 @@ from nnue_trainer.base import extras
 from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.base.system import usable_cpus
 from nnue_trainer.cli.engine_options import HashMb, part_of, uci_options
-from nnue_trainer.cli.notes import note
-from nnue_trainer.cli.outputs import Overwrite
+from nnue_trainer.cli.outputs import AsJson, Overwrite, note
 from nnue_trainer.cli.plugins import with_plugins
 from nnue_trainer.errors import UserError, quoted, shown
 
@@ -37,13 +36,12 @@ Nodes = Annotated[int | None, typer.Option(min=1, max=2**62, help="Search this m
 Book = Annotated[
     Path | None,
     typer.Option(
-        "--openings",
         metavar="FILE",
         help="Openings: positions (FEN or EPD), games (PGN) or a data file to draw from. Default: random moves.",
     ),
 ]
 Plies = Annotated[int, typer.Option(min=0, max=1000, help="Half-moves of a PGN or random opening.")]
-OpeningSeed = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Seed for the openings.")]
+OpeningSeed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed for the openings.")]
 Concurrency = Annotated[
     int,
     typer.Option(
@@ -56,19 +54,15 @@ Concurrency = Annotated[
 ]
 Test = Annotated[
     str | None,
-    typer.Option(
-        "--sprt", metavar="ELO0,ELO1", help="Stop when a sequential test decides between these two Elo values."
-    ),
+    typer.Option(metavar="ELO0,ELO1", help="Stop when a sequential test decides between these two Elo values."),
 ]
 EngineOptions = Annotated[
-    list[str] | None,
-    typer.Option("--option", metavar="NAME=VALUE", help="UCI option to set in all engines; may be repeated."),
+    list[str] | None, typer.Option(metavar="NAME=VALUE", help="UCI option to set in all engines; may be repeated.")
 ]
 PartOfWork = Annotated[
     str,
     typer.Option(metavar="I/N", help="Do only part I of N. Without --part, the parts in the folder are merged."),
 ]
-ResultsAsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
 NetOption = Annotated[str, typer.Option(metavar="NAME", help="UCI option for the net file.")]
 
 
@@ -83,7 +77,7 @@ def match(
     ],
     engine: EngineName = None,
     engine_b: Annotated[
-        str | None, typer.Option("--engine-b", metavar="ENGINE", help="Engine of the second player. Default: --engine.")
+        str | None, typer.Option(metavar="ENGINE", help="Engine of the second player. Default: --engine.")
     ] = None,
     output: Annotated[
         Path | None,
@@ -136,9 +130,7 @@ def match(
     option: EngineOptions = None,
     option_b: Annotated[
         list[str] | None,
-        typer.Option(
-            "--option-b", metavar="NAME=VALUE", help="UCI option to set for the second player; may be repeated."
-        ),
+        typer.Option(metavar="NAME=VALUE", help="UCI option to set for the second player; may be repeated."),
     ] = None,
     net_option: NetOption = "EvalFile",
     timeout: Annotated[
@@ -152,7 +144,7 @@ def match(
         str | None,
         typer.Option(metavar="PROGRAM", help="Let fastchess play the games: its path, or its name on PATH."),
     ] = None,
-    as_json: ResultsAsJson = False,
+    as_json: AsJson = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Play nets or engines against each other and estimate their Elo.

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nnue_trainer.cli.notes import note
-from nnue_trainer.cli.outputs import Overwrite, check_all_new, check_new, check_no_input
+from nnue_trainer.cli.outputs import Overwrite, check_all_new, check_new, check_no_input, note
 from nnue_trainer.cli.plugins import with_plugins
 from nnue_trainer.errors import UserError, shown
 
@@ -34,9 +33,7 @@ CheckpointOrRun = Annotated[
 NetOrRun = Annotated[Path, typer.Argument(metavar="NET|CHECKPOINT", help="Net, checkpoint or run folder.")]
 Threads = Annotated[int, typer.Option(min=0, max=256, help="Maximum number of threads; 0: one per CPU.")]
 Fen = Annotated[list[str] | None, typer.Option("--fen", metavar="FEN", help="Position as a FEN; may be repeated.")]
-Fens = Annotated[
-    Path | None, typer.Option("--fens", metavar="FILE", help="Positions: lines of FEN or EPD, or a data file.")
-]
+Fens = Annotated[Path | None, typer.Option(metavar="FILE", help="Positions: lines of FEN or EPD, or a data file.")]
 NetOrCheckpoint = Annotated[
     Path,
     typer.Argument(
@@ -58,7 +55,6 @@ ReadFormat = Annotated[
 OfModel = Annotated[
     Path | None,
     typer.Option(
-        "--model",
         metavar="FILE",
         help="Recipe, checkpoint, run or net with the architecture, for a net whose file does not record it. Default: "
         "model in the FILE.yaml of --format.",
@@ -303,7 +299,7 @@ def eval_command(
     net: NetOrCheckpoint,
     fen: Fen = None,
     fens: Fens = None,
-    data: Annotated[Path | None, typer.Option("--data", metavar="FILE", help="Data file in any format.")] = None,
+    data: Annotated[Path | None, typer.Option(metavar="FILE", help="Data file in any format.")] = None,
     positions: Annotated[int | None, typer.Option(min=1, help="Number of positions to evaluate. Default: all.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one line of JSON per position, raw values included.")

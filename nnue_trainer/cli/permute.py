@@ -13,9 +13,8 @@ import typer
 
 from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.cli.net import Arch, NetOrRun
-from nnue_trainer.cli.notes import note
-from nnue_trainer.cli.outputs import AsJson, Overwrite, check_all_new, check_no_input
-from nnue_trainer.cli.pictures import check_pictures, png_option, present
+from nnue_trainer.cli.outputs import AsJson, Overwrite, check_all_new, check_no_input, note
+from nnue_trainer.cli.pictures import check_pictures, present
 from nnue_trainer.cli.plugins import with_plugins
 from nnue_trainer.errors import UserError, shown
 
@@ -35,8 +34,7 @@ def permute(
         Path, typer.Argument(metavar="OUT", help="Net to write; for a checkpoint, a checkpoint with weights only.")
     ],
     data: Annotated[
-        Path,
-        typer.Option("--data", metavar="FILE", help="Data file in any format, to measure which neurons are active."),
+        Path, typer.Option(metavar="FILE", help="Data file in any format, to measure which neurons are active.")
     ],
     method: Annotated[
         str, typer.Option(metavar="NAME", help=f"Method for the first order: {', '.join(METHODS)}.")
@@ -54,7 +52,9 @@ def permute(
     ] = None,
     runs: Annotated[int, typer.Option(min=1, max=99, help="Number of runs of the engine with each net.")] = 3,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the random walks and directions.")] = 1,
-    png: Annotated[Path | None, png_option("Write a picture of which neurons are active together.")] = None,
+    png: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a picture of which neurons are active together.")
+    ] = None,
     as_json: AsJson = False,
     arch: Arch = None,
     overwrite: Overwrite = False,

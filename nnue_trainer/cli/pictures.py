@@ -17,15 +17,8 @@ from nnue_trainer.files import finished
 if TYPE_CHECKING:
     from nnue_trainer.files.pages.page import Page
 
-Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a self-contained HTML page of plots.")]
-
-
-def png_option(text: str = "Write all plots into one picture.") -> Any:
-    """--png with this help text."""
-    return typer.Option("--png", metavar="FILE", help=text)
-
-
-Png = Annotated[Path | None, png_option()]
+Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a self-contained HTML page of plots.")]
+Png = Annotated[Path | None, typer.Option(metavar="FILE", help="Write all plots into one picture.")]
 
 
 def check_pictures(

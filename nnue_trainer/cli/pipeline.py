@@ -28,7 +28,7 @@ from nnue_trainer import config, schema
 from nnue_trainer.base import system
 from nnue_trainer.base.programs import RUNS
 from nnue_trainer.base.status import InUse
-from nnue_trainer.cli.notes import note
+from nnue_trainer.cli.outputs import note
 from nnue_trainer.engines.uci import find_engine
 from nnue_trainer.errors import UserError, quoted
 from nnue_trainer.files import lease, presets

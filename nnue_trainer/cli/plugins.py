@@ -18,7 +18,6 @@ import typer
 Plugins = Annotated[
     list[Path] | None,
     typer.Option(
-        "--plugin",
         metavar="FILE",
         help="Python file or C++ header with your own classes that the recipe or checkpoint names; may be repeated.",
     ),

@@ -21,8 +21,7 @@ from nnue_trainer.cli.engine_options import (
     units_per_centipawn,
 )
 from nnue_trainer.cli.net import Arch, Threads
-from nnue_trainer.cli.notes import note
-from nnue_trainer.cli.outputs import Overwrite, check_no_input
+from nnue_trainer.cli.outputs import Overwrite, check_no_input, note
 from nnue_trainer.cli.plugins import with_plugins
 from nnue_trainer.errors import UserError
 

@@ -42,10 +42,7 @@ def train(
         ),
     ] = None,
     recipe: Annotated[
-        Path | None,
-        typer.Option(
-            "--config", "-c", help="Recipe, as an option instead of an argument.", metavar="FILE", show_default=False
-        ),
+        Path | None, typer.Option("--config", "-c", help="Recipe, as an option instead of an argument.", metavar="FILE")
     ] = None,
     preset: Preset = None,
     run_dir: Annotated[
@@ -67,16 +64,11 @@ def train(
             help="Train only this stage of the recipe, as a separate run, from training.initial_weights. "
             "Default: all stages.",
             metavar="NAME",
-            show_default=False,
         ),
     ] = None,
     at_once: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Number of the recipe's seeds to train at the same time. Default: one per GPU.",
-            show_default=False,
-        ),
+        typer.Option(min=1, help="Number of the recipe's seeds to train at the same time. Default: one per GPU."),
     ] = None,
     with_report: Annotated[
         bool,
@@ -253,7 +245,6 @@ def config(
             help="Translate a nettest recipe (Stockfish's chains of nnue-pytorch) and print it, with comments at the "
             "top about what must be added.",
             metavar="FILE",
-            show_default=False,
         ),
     ] = None,
     reference: Annotated[
