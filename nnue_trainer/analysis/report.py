@@ -121,10 +121,7 @@ def _status(run: Run) -> str:
 
 def _overview(runs: Sequence[Run], failures: Sequence[str]) -> Section:
     several = len(runs) > 1
-    section = Section(
-        "Overview",
-        warnings=[*failures, *(f"{run.name}: {note}" if several else note for run in runs for note in run.notes)],
-    )
+    warnings = [*failures, *(f"{run.name}: {note}" if several else note for run in runs for note in run.notes)]
     rows = []
     for run in runs:
         speed = run.train["positions_per_second"]
@@ -145,15 +142,11 @@ def _overview(runs: Sequence[Run], failures: Sequence[str]) -> Section:
                 "most memory": size(run.train.last("peak_memory_bytes")) if "peak_memory_bytes" in run.train else "–",
             }
         )
-    if several:
-        section.tables = [Table(list(rows[0]), [list(row.values()) for row in rows], numbers=3)]
-    else:
-        section.facts = list(rows[0].items())[1:]
     good: list[str] = []
     for run in runs:
         of = f"{run.name}: " if several else ""
         judged = judge(run)
-        section.warnings = [*section.warnings, *(f"{of}{line}" for line in judged)]
+        warnings += [f"{of}{line}" for line in judged]
         for kind, name in (("train", "training loss"), ("validation", "validation loss")):
             found = verdict(_comparable(run, kind)[1])
             if found is not None and not any(name in line for line in judged):
@@ -161,8 +154,9 @@ def _overview(runs: Sequence[Run], failures: Sequence[str]) -> Section:
                     f"{of}Over the last third of the records the {name} is {found.word} "
                     f"({found.change:+.2g} ± {found.error:.1g})."
                 )
-    section.good = good
-    return section
+    facts = [] if several else list(rows[0].items())[1:]
+    tables = [Table(list(rows[0]), [list(row.values()) for row in rows], numbers=3)] if several else []
+    return Section("Overview", facts=facts, warnings=warnings, good=good, tables=tables)
 
 
 def _data_section(runs: Sequence[Run]) -> Section | None:
@@ -177,12 +171,8 @@ def _data_section(runs: Sequence[Run]) -> Section | None:
         counted = run.train.last("bad_chunks")
         if math.isfinite(counted) and counted > 0:
             warnings.append(f"{run.name}: {counted:,.0f} damaged chunks of data were left out")
-    rows = [
-        (run.name, *(_shown(run.field(f"data.{key}", object)) for key in keys))
-        for keys in [("batch_size", "shuffle_buffer", "validation_positions")]
-        for run in runs
-        if run.recipe
-    ]
+    keys = ("batch_size", "shuffle_buffer", "validation_positions")
+    rows = [(run.name, *(_shown(run.field(f"data.{key}", object)) for key in keys)) for run in runs if run.recipe]
     if rows:
         tables.append(Table(["run", "batch", "shuffle buffer", "validation positions"], rows))
     filters = [(run.name, _shown(run.field("data.filters", dict))) for run in runs if run.field("data.filters", dict)]
@@ -257,28 +247,23 @@ def _recipe_section(runs: Sequence[Run]) -> Section | None:
     known = [run for run in runs if run.recipe]
     if not known:
         return None
-    section = Section("Recipe")
-    if len(known) > 1:
-        rows = recipe_differences(known)
-        section.title = "Recipes"
-        if rows:
-            head = ["what differs", *(run.name for run in known)]
-            shared = [row for row in rows if all(row)]
-            others = [row for row in rows if not all(row)]
-            tables = [
-                Table(head, shared, numbers=len(head)),
-                Table(head, others, numbers=len(head), title="fields that only some of them have", fold=True),
-            ]
-            section.tables = [table for table in tables if table.rows]
-        else:
-            section.text = "The recipes are the same."
-    section.listing = "\n".join(
-        (f"# {run.name}\n" if len(known) > 1 else "")
-        + yaml.safe_dump(run.recipe, sort_keys=False, allow_unicode=True, width=100)
-        for run in known
+    listings = [yaml.safe_dump(run.recipe, sort_keys=False, allow_unicode=True, width=100) for run in known]
+    if len(known) == 1:
+        return Section("Recipe", listing=listings[0], listing_title="all fields")
+    listing = "\n".join(f"# {run.name}\n{text}" for run, text in zip(known, listings, strict=True))
+    rows, head = recipe_differences(known), ["what differs", *(run.name for run in known)]
+    shared, others = ([row for row in rows if all(row) is of_all] for of_all in (True, False))
+    tables = [
+        Table(head, shared, numbers=len(head)),
+        Table(head, others, numbers=len(head), title="fields that only some of them have", fold=True),
+    ]
+    return Section(
+        "Recipes",
+        text="" if rows else "The recipes are the same.",
+        tables=[table for table in tables if table.rows],
+        listing=listing,
+        listing_title="all fields of each",
     )
-    section.listing_title = "all fields" if len(known) == 1 else "all fields of each"
-    return section
 
 
 def _environment_section(runs: Sequence[Run]) -> Section | None:
@@ -354,19 +339,17 @@ def build(paths: Sequence[Path]) -> Page:
     if not runs:
         raise UserError(failures[0] if failures else "report: no runs")
     _label_equal_names(runs)
-    page = Page(", ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs")
-    page.subtitle = time.strftime("NNUE training, as of %Y-%m-%d %H:%M UTC", time.gmtime())
-    page.sections.append(_overview(runs, failures))
-    page.sections += [section for section in curve_sections(runs) if section.plots]
-    for section in (
+    title = ", ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
+    sections = [
+        _overview(runs, failures),
+        *(section for section in curve_sections(runs) if section.plots),
         _agreement_section(runs),
         _data_section(runs),
         _recipe_section(runs),
         _environment_section(runs),
-    ):
-        if section is not None:
-            page.sections.append(section)
-    return page
+    ]
+    subtitle = time.strftime("NNUE training, as of %Y-%m-%d %H:%M UTC", time.gmtime())
+    return Page(title, subtitle, [section for section in sections if section is not None])
 
 
 def _label_equal_names(runs: Sequence[Run]) -> None:

@@ -67,16 +67,15 @@ def build(path: Path, refresh: int = 0) -> Page:
     run = read_run(path)
     state = state_of(run)
     share = f"{min(run.step / run.steps, 1):.0%}" if run.steps else f"step {run.step:,}"
-    page = Page(f"{run.name}: {share}", refresh=refresh)
-    page.subtitle = time.strftime("NNUE training, as of %Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    page.sections.append(_now(run, state))
     games, problem = _last_games(run.path)
+    sections = [_now(run, state)]
     for section in curve_sections([run]):
         if section.title == "Matches":
             section.tables, section.warnings = [games] if games else [], [problem] if problem else []
         if section.plots or section.tables or section.warnings:
-            page.sections.append(section)
-    return page
+            sections.append(section)
+    subtitle = time.strftime("NNUE training, as of %Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    return Page(f"{run.name}: {share}", subtitle, sections, refresh=refresh)
 
 
 def _now(run: Run, state: str) -> Section:

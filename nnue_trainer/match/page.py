@@ -22,29 +22,18 @@ _MOST_FAULTS = 200
 
 def match_page(result: MatchResult) -> Page:
     names = result.players
-    page = Page("Match", f"{' against '.join(names)}, {len(result.games):,} games")
-    for pairing in result.pairings:
-        page.sections.append(_pairing_section(result, pairing))
-    reasons = Counter(game.reason for game in result.games)
-    page.sections.append(
-        Section(
-            "How games ended",
-            tables=[Table(("reason", "games"), [(reason, f"{n:,}") for reason, n in reasons.most_common()])],
-        )
-    )
+    sections = [_pairing_section(result, pairing) for pairing in result.pairings]
+    reasons = [(reason, f"{n:,}") for reason, n in Counter(game.reason for game in result.games).most_common()]
+    sections.append(Section("How games ended", tables=[Table(("reason", "games"), reasons)]))
     if result.faults:
         rows = [
             (str(game.number + 1), names[game.black if game.result > 0 else game.white], game.reason, game.fault)
             for game in result.faults
         ]
-        page.sections.append(
-            Section(
-                "Faults of engines",
-                warnings=[f"{len(rows):,} games were lost by a fault of the engine"],
-                tables=[Table(("game", "engine", "fault", "what happened"), rows[:_MOST_FAULTS], numbers=4)],
-            )
-        )
-    return page
+        table = Table(("game", "engine", "fault", "what happened"), rows[:_MOST_FAULTS], numbers=4)
+        lost = f"{len(rows):,} games were lost by a fault of the engine"
+        sections.append(Section("Faults of engines", warnings=[lost], tables=[table]))
+    return Page("Match", f"{' against '.join(names)}, {len(result.games):,} games", sections)
 
 
 def _pairing_section(result: MatchResult, pairing: Pairing) -> Section:

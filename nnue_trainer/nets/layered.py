@@ -73,14 +73,6 @@ LARGEST_WEIGHT = 127 / 64
 DTYPES = {"i8": "<i1", "i16": "<i2", "i32": "<i4", "f32": "<f4"}
 
 
-def _weight_limit(kind: str, scale: int, stated: int | None) -> int:
-    """The largest magnitude of an integer weight of a type, i8 or i16, at the scale that the recipe gives; `stated` by
-    the recipe or not."""
-    if stated is not None:
-        return min(stated, LIMITS[kind])
-    return min(LIMITS[kind], math.floor(LARGEST_WEIGHT * scale)) if kind == "i16" else LIMITS[kind]
-
-
 def _weight(
     name: str,
     kind: str,
@@ -91,9 +83,13 @@ def _weight(
     steps: float | None = None,
     **source: Any,
 ) -> NetTensor:
-    """Integer weights with the `scale` of the recipe, whose limit it states under `option`, or does not state. `steps`:
-    the exact number of integer steps in 1.0, where that is not `scale`."""
-    limit = _weight_limit(kind, scale, stated)
+    """Integer weights, i8 or i16, with the `scale` of the recipe, whose limit it states under `option`, or does not
+    state. `steps`: the exact number of integer steps in 1.0, where that is not `scale`."""
+    limit = LIMITS[kind]
+    if stated is not None:
+        limit = min(limit, stated)
+    elif kind == "i16":
+        limit = min(limit, math.floor(LARGEST_WEIGHT * scale))
     can_grow = option if limit < LIMITS[kind] else ""
     return NetTensor(name, DTYPES[kind], shape, steps or scale, limit, limit_option=can_grow, **source)
 

@@ -16,47 +16,24 @@ if TYPE_CHECKING:
 def compare_page(found: Comparison) -> Page:
     head, rows = table(found)
     games = len(found.match.games)
-    page = Page("Comparison of recipes", f"{', '.join(found.labels)}: {len(found.nets)} nets, {games:,} games")
-    page.sections.append(
-        Section(
-            "Answer",
-            text=" ".join(f"{line}." for line in verdicts(found)),
-            tables=[Table(head, rows)],
-            plots=plots(found),
-        )
-    )
+    subtitle = f"{', '.join(found.labels)}: {len(found.nets)} nets, {games:,} games"
+    text = " ".join(f"{line}." for line in verdicts(found))
+    sections = [Section("Answer", text, tables=[Table(head, rows)], plots=plots(found))]
     if found.ratings and len(found.labels) > 2:
         cells = {(each.first, each.second): elo_text(each) for each in found.ratings.differences}
-        page.sections.append(
-            Section(
-                "Each against each",
-                text="Elo of the column's recipe against the row's.",
-                tables=[
-                    Table(
-                        ("", *found.labels[1:]),
-                        [
-                            (label, *(cells.get((row, column), "") for column in range(1, len(found.labels))))
-                            for row, label in enumerate(found.labels[:-1])
-                        ],
-                    )
-                ],
-            )
-        )
-    page.sections.append(_nets(found))
+        matrix = [
+            (label, *(cells.get((row, column), "") for column in range(1, len(found.labels))))
+            for row, label in enumerate(found.labels[:-1])
+        ]
+        tables = [Table(("", *found.labels[1:]), matrix)]
+        sections.append(Section("Each against each", "Elo of the column's recipe against the row's.", tables=tables))
     first = found.plan.entrants[0].recipe()
-    page.sections.append(
-        Section(
-            "Recipes",
-            text=f"Fields that differ from {found.labels[0]}.",
-            tables=[
-                Table(
-                    ("recipe", "field"), [(entrant.label, line) for line in changes(first, entrant.recipe())], numbers=2
-                )
-                for entrant in found.plan.entrants[1:]
-            ],
-        )
-    )
-    return page
+    tables = [
+        Table(("recipe", "field"), [(entrant.label, line) for line in changes(first, entrant.recipe())], numbers=2)
+        for entrant in found.plan.entrants[1:]
+    ]
+    recipes = Section("Recipes", f"Fields that differ from {found.labels[0]}.", tables=tables)
+    return Page("Comparison of recipes", subtitle, [*sections, _nets(found), recipes])
 
 
 def _nets(found: Comparison) -> Section:
