@@ -37,10 +37,6 @@ class TwoLayers(Net):
     feature_set = piece_square_set(kings=KINGS, mirror="a-d")
     score_scale = 400.0
 
-    @property
-    def qat_config(self) -> QatConfig:
-        return self.quantisation
-
     def model(self) -> NnueModel:
         return TwoLayersModel(self)
 

@@ -147,8 +147,9 @@ class Net(ABC):
 
     @property
     def qat_config(self) -> QatConfig:
-        """Whether training computes as the engine will. A net that can has it as its field `quantisation`."""
-        return QatConfig()
+        """Whether training computes as the engine will: the field `quantisation` of a net that can."""
+        found = getattr(self, "quantisation", None)
+        return found if isinstance(found, QatConfig) else QatConfig()
 
     @property
     def name(self) -> str:
@@ -370,12 +371,10 @@ class StackedModel(NnueModel):
     """A net of a first layer and of layers after it, with one set of weights per stack."""
 
     stacks: LayerStacks
-
-    @property
-    def first_is_plain(self) -> bool:
-        """Whether `first_outputs` gives the outputs of `first_layer()` as they are, its PSQT part for the stack of each
-        position. Then training may call the operators of the layers itself; otherwise it uses torch's autograd."""
-        return False
+    feature_transformer: PerspectiveTransformer
+    first_is_plain: bool = False
+    """whether `first_outputs` gives the outputs of `first_layer()` as they are, its PSQT part for the stack of each
+    position. Then training may call the operators of the layers itself; otherwise it uses torch's autograd"""
 
     @abstractmethod
     def buckets(self, batch: Batch) -> Tensor:
@@ -393,9 +392,11 @@ class StackedModel(NnueModel):
     def _buckets_key(self) -> tuple[str, bool]:
         return "buckets", self.rounded is not None
 
-    @abstractmethod
     def first_outputs(self, batch: Batch) -> FirstOutputs:
-        """The output of the first layer."""
+        """The output of the first layer, by default that of `feature_transformer`."""
+        bucket = self.buckets_of(batch)
+        x, psqt = self.feature_transformer.of_batch(batch, bucket)
+        return FirstOutputs(x, psqt, bucket)
 
     @abstractmethod
     def linears(self) -> Sequence[nn.Module]:

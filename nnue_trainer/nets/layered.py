@@ -62,7 +62,7 @@ from nnue_trainer.nets.meaning import (
     stacked,
 )
 from nnue_trainer.nets.output_buckets import OutputBuckets
-from nnue_trainer.nets.rounded_forward import QatConfig, log_odds, one_side, stack_entries
+from nnue_trainer.nets.rounded_forward import log_odds, one_side, stack_entries
 from nnue_trainer.ops.reference import StackLayer
 from nnue_trainer.schema import section
 
@@ -239,10 +239,6 @@ class Layered(Net):
             return WdlModel(self)
         return LayeredModel(self) if self.perspectives != "white" else WhiteModel(self)
 
-    @property
-    def qat_config(self) -> QatConfig:
-        return self.quantisation
-
     def plan(self) -> Plan:
         """The layers of the integer net."""
         inputs = self.num_sides * (self.hidden // 2 if self.activation == "pairwise" else self.hidden)
@@ -407,6 +403,7 @@ class LayeredModel(StackedModel):
     def __init__(self, net: Layered) -> None:
         super().__init__(net)
         self.layered, self.plan = net, net.plan()
+        self.first_is_plain = net.perspectives == "both"
         layers = [
             _stack_layer(layer, step, self.plan.output)
             for layer, step in zip(net.layers, self.plan.layers, strict=True)
@@ -433,13 +430,8 @@ class LayeredModel(StackedModel):
         return self.stack_table[stack_entries(batch, self.feature_weights, len(self.stack_table))]
 
     def first_outputs(self, batch: Batch) -> FirstOutputs:
-        bucket = self.buckets_of(batch)
-        x, psqt = self.feature_transformer.of_batch(batch, bucket)
-        return FirstOutputs(one_side(x, batch, self.layered.perspectives), psqt, bucket)
-
-    @property
-    def first_is_plain(self) -> bool:
-        return self.layered.perspectives == "both"
+        first = super().first_outputs(batch)
+        return first._replace(x=one_side(first.x, batch, self.layered.perspectives))
 
     def linears(self) -> Sequence[nn.Module]:
         return *self.layers, self.output

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import feature_set
-from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks
+from nnue_trainer.modules.layer_stacks import LayerStacks
 from nnue_trainer.nets.base import (
     INT16_MAX,
     NETS,
@@ -46,10 +46,6 @@ class Simple(Net):
     """engine units in one unit of output"""
     quantisation: QatConfig = Field(default_factory=QatConfig)
 
-    @property
-    def qat_config(self) -> QatConfig:
-        return self.quantisation
-
     def model(self) -> SimpleModel:
         return SimpleModel(self)
 
@@ -78,6 +74,8 @@ class SimpleModel(StackedModel):
     """Parameters: feature_transformer.{weight [F, hidden], bias [hidden]},
     output.{weight [1, 2 · hidden], bias [1]}."""
 
+    first_is_plain = True
+
     def __init__(self, net: Simple) -> None:
         super().__init__(net)
         self.feature_transformer = transformer(net.feature_set, net.hidden, net.activation)
@@ -87,14 +85,6 @@ class SimpleModel(StackedModel):
 
     def buckets(self, batch: Batch) -> Tensor:
         return torch.zeros_like(batch.piece_count, dtype=torch.int64)
-
-    def first_outputs(self, batch: Batch) -> FirstOutputs:
-        x, _ = self.feature_transformer.of_batch(batch)
-        return FirstOutputs(x, None, self.buckets_of(batch))
-
-    @property
-    def first_is_plain(self) -> bool:
-        return True
 
     def linears(self) -> Sequence[nn.Module]:
         return (self.output,)

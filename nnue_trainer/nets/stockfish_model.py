@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import FeaturePart
 from nnue_trainer.data.features import feature_set as find_feature_set
-from nnue_trainer.modules.layer_stacks import FirstOutputs
 from nnue_trainer.modules.stacked_linear import StackedLinear
 from nnue_trainer.nets.base import Net, StackedModel, VirtualRows, transformer, virtual_rows
 from nnue_trainer.nets.stockfish_design import MATERIAL, SCORE_SCALE, SQUARES, Design
@@ -30,6 +29,7 @@ class StockfishModel(StackedModel):
     """Parameters: feature_transformer.{weight [F, l1], bias [l1], psqt [F, stacks]}; fc0, fc1, fc2, each {weight
     [stacks, out, in], bias [stacks, out]}."""
 
+    first_is_plain = True
     stack_table: Tensor
 
     def __init__(self, net: Net, facts: Design, l1: int) -> None:
@@ -64,15 +64,6 @@ class StockfishModel(StackedModel):
         if self.facts.queens or self.facts.table:
             return self.stack_table[batch.stack_entry]
         return batch.bucket if self.facts.stacks > 1 else torch.zeros_like(batch.bucket)
-
-    def first_outputs(self, batch: Batch) -> FirstOutputs:
-        bucket = self.buckets_of(batch)
-        x, psqt = self.feature_transformer.of_batch(batch, bucket)
-        return FirstOutputs(x, psqt, bucket)
-
-    @property
-    def first_is_plain(self) -> bool:
-        return True
 
     def linears(self) -> Sequence[nn.Module]:
         return self.fc0, self.fc1, self.fc2

@@ -148,10 +148,6 @@ class StockfishNet(Net):
         return float(SCORE_SCALE)
 
     @property
-    def qat_config(self) -> QatConfig:
-        return self.quantisation
-
-    @property
     def num_stacks(self) -> int:
         return self.facts.stacks
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nnue_trainer.base.closing import Closing
 from nnue_trainer.errors import UserError
 from nnue_trainer.nnue_file import envelope, huffman, leb128
 from nnue_trainer.nnue_file.layout import Block, FileLayout, Piece, Word
@@ -63,7 +64,7 @@ class Place:
     size: int
 
 
-class NetFile:
+class NetFile(Closing):
     """A net file that is open for reading; every error names file, offset and what was being read."""
 
     def __init__(self, path: PathLike) -> None:
@@ -89,10 +90,7 @@ class NetFile:
             os.close(self._file)
             raise
 
-    def __enter__(self) -> NetFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         os.close(self._file)
 
     def error(self, offset: int, what: str, found: str) -> UserError:
@@ -283,8 +281,8 @@ class _Inflated(NetFile):
     def error(self, offset: int, what: str, found: str) -> UserError:
         return UserError(f"{self.path}: offset {offset} of the inflated file: {what}: {found}")
 
-    def __exit__(self, *_: object) -> None:
-        pass
+    def close(self) -> None:
+        """Holds no file."""
 
     def take(self, offset: int, size: int, what: str) -> bytearray:
         self.check(offset, size, what)
