@@ -338,7 +338,10 @@ def build(paths: Sequence[Path]) -> Page:
             failures.append(str(error))
     if not runs:
         raise UserError(failures[0] if failures else "report: no runs")
-    _label_equal_names(runs)
+    names = [run.name for run in runs]
+    for run in runs:
+        if names.count(run.path.name) > 1:
+            run.label = str(run.path)
     title = ", ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
     sections = [
         _overview(runs, failures),
@@ -350,13 +353,6 @@ def build(paths: Sequence[Path]) -> Page:
     ]
     subtitle = time.strftime("NNUE training, as of %Y-%m-%d %H:%M UTC", time.gmtime())
     return Page(title, subtitle, [section for section in sections if section is not None])
-
-
-def _label_equal_names(runs: Sequence[Run]) -> None:
-    names = [run.name for run in runs]
-    for run in runs:
-        if names.count(run.path.name) > 1:
-            run.label = str(run.path)
 
 
 def write(paths: Sequence[Path], out: Path | None = None, overwrite: bool = False, *, apart: bool = False) -> Path:

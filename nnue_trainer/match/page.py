@@ -26,10 +26,7 @@ def match_page(result: MatchResult) -> Page:
     reasons = [(reason, f"{n:,}") for reason, n in Counter(game.reason for game in result.games).most_common()]
     sections.append(Section("How games ended", tables=[Table(("reason", "games"), reasons)]))
     if result.faults:
-        rows = [
-            (str(game.number + 1), names[game.black if game.result > 0 else game.white], game.reason, game.fault)
-            for game in result.faults
-        ]
+        rows = [(str(game.number + 1), names[game.loser], game.reason, game.fault) for game in result.faults]
         table = Table(("game", "engine", "fault", "what happened"), rows[:_MOST_FAULTS], numbers=4)
         lost = f"{len(rows):,} games were lost by a fault of the engine"
         sections.append(Section("Faults of engines", warnings=[lost], tables=[table]))

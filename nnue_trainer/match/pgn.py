@@ -47,8 +47,9 @@ def game_text(game: PlayedGame, names: Sequence[str], *, chess960: bool = False)
         words.append(san)
         if comment:
             words.append(f"{{{comment}}}")
-    end = f"{{{_loser_name(game, names)}{game.reason}}}"
-    words += [end, RESULTS[game.result]]
+    # Whose fault ended the game; no brace may end the comment.
+    culprit = names[game.loser].replace("}", ")") + ": " if game.fault else ""
+    words += [f"{{{culprit}{game.reason}}}", RESULTS[game.result]]
     head = "\n".join(f'[{name} "{_escaped(value)}"]' for name, value in tags)
     return f"{head}\n\n{_filled(' '.join(words).split())}\n\n"
 
@@ -77,13 +78,6 @@ def score_text(score: str) -> str:
     value = int(number)
     text = f"{value / 100:+.2f}" if kind == "cp" else f"{'+' if value > 0 else '-'}M{abs(value)}"
     return f"{text}/{depth}"
-
-
-def _loser_name(game: PlayedGame, names: Sequence[str]) -> str:
-    """Whose fault ended the game, for a comment, which no brace may end."""
-    if not game.fault:
-        return ""
-    return names[game.black if game.result > 0 else game.white].replace("}", ")") + ": "
 
 
 def _escaped(value: str) -> str:

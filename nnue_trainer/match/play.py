@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from nnue_trainer import _data
 from nnue_trainer.base import system
+from nnue_trainer.base.closing import Closing
 from nnue_trainer.data.books import Opening
 from nnue_trainer.engines.uci import Engine
 from nnue_trainer.errors import UserError, shown
@@ -103,6 +104,11 @@ class PlayedGame:
     reason: str
     fault: str = ""
 
+    @property
+    def loser(self) -> int:
+        """The player who lost; not for a draw."""
+        return self.black if self.result > 0 else self.white
+
 
 class _Seat:
     """One engine at one table, and its games there."""
@@ -115,7 +121,7 @@ class _Seat:
         self.busy = False
 
 
-class Arena:
+class Arena(Closing):
     """Plays games, `concurrency` at a time. Use it as a context: its end ends all engines."""
 
     def __init__(
@@ -142,10 +148,7 @@ class Arena:
         self._threads = ThreadPoolExecutor(max_workers=min(concurrency, 8), thread_name_prefix="engine")
         self._tables: list[_Table] = []
 
-    def __enter__(self) -> Arena:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
         for future in self._starting:
             if not future.cancelled() and future.exception() is None:

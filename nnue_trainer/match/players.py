@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # at run time it would import torch, which engines do not nee
     from nnue_trainer.export import QuantizedNet
     from nnue_trainer.files.checkpoint import Checkpoint
 
-NET_OPTION = "EvalFile"
 _NETS = (".nnue", ".bin", ".onnx", ".safetensors")
 _FIRST_ANSWER = 60.0  # seconds
 _EXECUTABLE = (b"\x7fELF", b"#!", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
@@ -31,7 +30,7 @@ def players_of(
     options: Sequence[Mapping[str, str]],
     nets: Path,
     *,
-    net_option: str = NET_OPTION,
+    net_option: str = "EvalFile",
     only_nets: bool = False,
 ) -> tuple[list[Player], dict[str, Any]]:
     """The players that `names` stand for, and JSON data that identifies them.
@@ -62,7 +61,8 @@ def players_of(
             net = path if _is_net_file(path) else exported_net(path, nets)
             program = find_engine(engine)
             given = all_options[net_option] = str(net.resolve())
-            about |= {"net": _digest(net), "engine": Path(program).name}
+            with net.open("rb") as file:
+                about |= {"net": hashlib.file_digest(file, "sha256").hexdigest(), "engine": Path(program).name}
         short = path.stem if path.suffix in (".nnue", ".safetensors") else path.name
         title, number = short, 1
         while any(player.name == title for player in players):
@@ -194,8 +194,3 @@ def _is_engine(path: Path) -> bool:
             return os.access(path, os.X_OK) and file.read(4).startswith(_EXECUTABLE)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from None
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -190,7 +190,7 @@ def play_match(
                     journal.add(game)
                     count.add(game)
                     if game.fault:
-                        note(f"game {game.number + 1}: {names[_loser(game)]} loses: {game.fault}")
+                        note(f"game {game.number + 1}: {names[game.loser]} loses: {game.fault}")
                     if progress:
                         progress(len(count), total)
                     if stop_early and count.over:
@@ -302,7 +302,7 @@ def as_json(result: MatchResult, header: Mapping[str, Any]) -> dict[str, Any]:
                 "result": RESULTS[game.result],
                 "reason": game.reason,
                 "plies": len(game.moves),
-                **({"fault": game.fault, "loser": result.players[_loser(game)]} if game.fault else {}),
+                **({"fault": game.fault, "loser": result.players[game.loser]} if game.fault else {}),
             }
             for game in result.games
         ],
@@ -352,7 +352,3 @@ def test_text(result: MatchResult) -> str:
         f"LLR {test.llr(counts_of(result.pairings)):.2f} ({test.lower:.2f} to {test.upper:.2f}) for {test.model} Elo "
         f"{test.elo0:g} to {test.elo1:g}: {result.verdict or 'undecided'}"
     )
-
-
-def _loser(game: PlayedGame) -> int:
-    return game.black if game.result > 0 else game.white
