@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from data_commands import read_all, run
+from processes import run_on_a_full_disk
 
 from nnue_trainer.base.arrays import Records
 from nnue_trainer.data import PositionWriter, fields
@@ -66,15 +67,8 @@ def test_dedup_keeps_the_first_of_each_board(positions: Records, memory: int, tm
 
 def test_dedup_on_a_full_disk_is_one_line(tmp_path: Path, val: Path) -> None:
     """Also where bytes of keys are still buffered when the command ends."""
-    code = """
-import resource, signal, sys
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))  # a write beyond it fails as on a full disk
-from nnue_trainer.cli.main import main
-main()
-"""
     words = ["data", "dedup", str(val), str(tmp_path / "out.binpack"), "--memory", "1M"]
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    done = run_on_a_full_disk([sys.executable, "-m", "nnue_trainer", *words], 1024)
     assert (done.returncode, done.stderr) == (1, f"nnue: error: {tmp_path}: cannot be written: File too large\n")
     assert list(tmp_path.iterdir()) == []
 
