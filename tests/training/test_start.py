@@ -153,6 +153,7 @@ def test_a_model_of_other_features_than_its_section(project_root: Path, tmp_path
             closed.append(sum(data._closed for data in made))
             made.append(self)
             if len(made) == 1:
+                self.opened()  # the thread may come to it after its end otherwise
                 self.features = "HalfKP" if chosen.model.feature_set != "HalfKP" else "HalfKAv2_hm"
 
     with pytest.MonkeyPatch.context() as patch:
