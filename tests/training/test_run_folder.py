@@ -281,15 +281,26 @@ def test_a_run_that_was_taken_over_writes_nothing(tmp_path, monkeypatch, at, fin
                     take_over()
 
             monkeypatch.setattr(run, "advance", disturbed)
-        else:
-            write = checkpoint._write_tensors
+        else:  # the write is in the background: meanwhile the loop is between two writes of its own
+            write, advance = checkpoint._write_tensors, run.advance
+            saving, in_step, taken = threading.Event(), threading.Event(), threading.Event()
 
             def stopped(*arguments):
                 write(*arguments)
                 if not others:
+                    saving.set()
+                    assert in_step.wait(SECONDS)
                     take_over()
+                    taken.set()
+
+            def waiting() -> None:
+                if saving.is_set():
+                    in_step.set()
+                    assert taken.wait(SECONDS)
+                advance()
 
             monkeypatch.setattr(checkpoint, "_write_tensors", stopped)
+            monkeypatch.setattr(run, "advance", waiting)
         with pytest.raises(TakenOver):
             run.train()
     found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
