@@ -5,15 +5,16 @@ made afterwards, and `best` (the lowest validation loss) is the part of it that 
 killed in between, one of them is missing or stale; `continue_from` repairs it from what `last` holds. A checkpoint in
 the middle of an epoch has no link.
 
-A save copies the tensors and returns; it does not wait for the disk. While one checkpoint is written, one more can
-wait. If a third comes, one of the two that are not being written is left out, where the folder will be the same without
-it: the older one if the newer one would replace all its files, or the newer one if the older one is the best. Otherwise
-the save waits. So the disk does not slow down a run of short epochs, and a kill costs at most two writes.
+A save copies tensors and state, and returns; it does not wait for the disk. While one checkpoint is written, one more
+can wait. If a third comes, one of the two that are not being written is left out, where the folder will be the same
+without it: the older one if the newer one would replace all its files, or the newer one if the older one is the best.
+Otherwise the save waits. So the disk does not slow down a run of short epochs, and a kill costs at most two writes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import enum
 import filecmp
@@ -180,12 +181,13 @@ class CheckpointStore:
             self._finish(self._writes[0])
         try:
             tensors, copied = memory.copy(content.tensors)
+            state = copy.deepcopy(content.state)  # callbacks change their memory while this waits for the disk
         except BaseException:
             with self._lock:
                 self._free.append(memory)
             raise
         with self._lock:
-            snapshot = dataclasses.replace(content, tensors=tensors)
+            snapshot = dataclasses.replace(content, tensors=tensors, state=state)
             self._queue.append(_Entry(snapshot, memory, copied, epoch, is_best, until))
         self._writes.append(self._writer.submit(self._write_next))
         return True

@@ -216,11 +216,11 @@ def test_an_owner_that_was_suspended_finds_the_new_one(tmp_path):
 @pytest.mark.usefixtures("no_locks")
 def test_an_owner_that_was_suspended_waits_for_one_that_takes_over(tmp_path, monkeypatch):
     """The other process has seen no sign of life, and replaces the claim while the owner waits for that."""
-    monkeypatch.setattr(lease, "_SETTLE", 600.0)
     with RunFolder(tmp_path) as first:
         first.check_owned()
         owned = suspend(first)
         owned._sign -= 1.0
+        monkeypatch.setattr(lease, "_SETTLE", 600.0)
 
         def replace(_: float) -> None:
             owned.path.write_text(owned.path.read_text().replace(owned._claim.token, "0" * 16))
@@ -474,13 +474,19 @@ def test_names_and_thinning(tmp_path):
         assert steps(folder) == {"best": 30, "epoch-0004": 40, "epoch-0005": 50, "last": 57}
 
 
-def test_the_store_copies_what_it_is_given(tmp_path):
+def test_the_store_copies_what_it_is_given(tmp_path, slow_disk):
+    """Training goes on before the file is written, and callbacks fill their memory."""
+    go, _ = slow_disk
     saved = content(1)
+    saved.state["callbacks"] = [{"kind": "mine", "memory": {"rows": [1]}}]
     with RunFolder(tmp_path) as folder:
         with CheckpointStore(folder, keep_last=2) as store:
             store.save(saved, epoch=1)
-            saved.tensors["model"]["w"].fill_(2.0)  # training goes on while the file is written
+            saved.tensors["model"]["w"].fill_(2.0)
+            saved.state["callbacks"][0]["memory"]["rows"].append(2)
+            go.set()
         assert steps(folder) == {"epoch-0001": 1, "last": 1}
+        assert checkpoint.load(folder.last).state["callbacks"] == [{"kind": "mine", "memory": {"rows": [1]}}]
 
 
 def test_an_error_of_the_background_write_comes_out(tmp_path):
