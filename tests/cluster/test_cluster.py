@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -232,15 +233,24 @@ def test_a_signal_before_the_training_queues_the_job_again(submit: Submit, fake:
         "as_job run python train"
     )
     job = submit(script, statuses="1 0")
-    wait_for((tmp_path / "scratch").exists, job)
-    os.kill(int((fake / "batch").read_text()), signal.SIGUSR1)
+    writers: list[int] = []
+
+    def copying() -> bool:
+        """Whether a process has opened the pipe, which can be opened for writing only then."""
+        with contextlib.suppress(OSError):
+            writers.append(os.open(data, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(writers)
+
+    wait_for(copying, job)
     (tmp_path / "file").write_bytes(b"12345")
     (tmp_path / "file").replace(data)
+    os.kill(int((fake / "batch").read_text()), signal.SIGUSR1)
     said = ended(job)
     assert job.returncode == 0, said
     assert len((fake / "starts").read_text().splitlines()) == 2, said
     assert (fake / "commands").read_text() == "train\n", said  # of the second start only
     assert (tmp_path / "scratch" / "a.binpack").read_bytes() == b"12345"
+    os.close(*writers)
 
 
 @pytest.mark.parametrize("script", ["one_node.sh", "several_nodes.sh"])
