@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -239,10 +240,12 @@ def test_compiled_code_gets_the_usable_cpus_where_no_threads_are_named(monkeypat
     evaluate = importlib.import_module("nnue_trainer.export.evaluate")  # the package has a function of this name
     for module in (features, evaluate):
         monkeypatch.setattr(module, "usable_cpus", lambda: 3)
-    monkeypatch.setattr(evaluate, "_compiled", Compiled)
+    monkeypatch.setattr(evaluate, "compiled_forward", lambda *_: None)
+    monkeypatch.setattr(_data, "Evaluator", Compiled)
+    net = SimpleNamespace(integer_forward=lambda: "described", integer_feature_set="HalfKP")
     monkeypatch.setattr(_data, "expand_into", lambda *given: used.append(given[-1]))
     records = records_from_fens(["4k3/8/8/8/8/8/4P3/4K3 w - - 0 1"])
     for threads in (0, 5):
         features.expand(records, "HalfKP", threads)
-        evaluate.Evaluator(None, threads=threads).evaluate(records)
+        evaluate.Evaluator(SimpleNamespace(net=net, tensors={}), threads=threads).evaluate(records)
     assert used == [3, 3, 5, 5]
