@@ -294,9 +294,12 @@ def unpack(
     def fill(out: BinaryIO) -> None:
         block = memoryview(bytearray(_UNPACK_BLOCK))
         while count := source.readinto(block):
-            written = 0
-            while written < count:
-                written += out.write(block[written:count])
+            try:
+                written = 0
+                while written < count:
+                    written += out.write(block[written:count])
+            except OSError as error:
+                raise _no_room(path, folder, "unpacked", error) from None
             if poll:
                 poll()
         if source.error and not (skip_bad and out.tell()):
@@ -310,19 +313,22 @@ def unpack(
 
 def unnamed_file(path: Path, folder: Path | None, fill: Callable[[BinaryIO], None], what: str = "copied") -> BinaryIO:
     """A file without a name in `folder` (None: the system's), written by `fill`; it disappears when it is closed.
-    UserError, naming `path`, for a folder that cannot be written to and a full disk; other errors of `fill` pass
-    through."""
-    where = folder or Path(tempfile.gettempdir())
+    UserError, naming `path`, for a folder that cannot be written to; what `fill` raises passes through."""
     try:
-        out = cast(BinaryIO, tempfile.TemporaryFile(dir=where, buffering=0))  # noqa: SIM115
-        try:
-            fill(out)
-        except BaseException:
-            out.close()
-            raise
-        return out
+        out = cast(BinaryIO, tempfile.TemporaryFile(dir=folder, buffering=0))  # noqa: SIM115
     except OSError as error:
-        once = f", or unpack it once: `nnue data convert {path} OUT.binpack`" if what == "unpacked" else ""
-        raise UserError(
-            f"{path}: cannot be {what} into {where}: {error.strerror}; set TMPDIR to a folder with room{once}"
-        ) from None
+        raise _no_room(path, folder, what, error) from None
+    try:
+        fill(out)
+    except BaseException:
+        out.close()
+        raise
+    return out
+
+
+def _no_room(path: Path, folder: Path | None, what: str, error: OSError) -> UserError:
+    once = f", or unpack it once: `nnue data convert {path} OUT.binpack`" if what == "unpacked" else ""
+    return UserError(
+        f"{path}: cannot be {what} into {folder or tempfile.gettempdir()}: {error.strerror}; set TMPDIR to a folder "
+        f"with room{once}"
+    )

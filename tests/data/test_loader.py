@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from itertools import chain, islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Unpack
 
 import numpy as np
@@ -32,6 +33,7 @@ from nnue_trainer.data import (
     PositionReader,
     PositionWriter,
     RecordLoader,
+    compression,
     expand,
     merge_states,
     records_from_fens,
@@ -349,6 +351,18 @@ def test_no_room_to_unpack_is_one_line(tmp_path: Path, positions: Records) -> No
     result = run_on_a_full_disk(command, 100_000)
     assert "File too large; set TMPDIR to a folder with room, or unpack it once: `nnue data convert" in result.stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x", "x.gz"]
+
+
+def test_a_file_that_cannot_be_read_is_no_lack_of_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bad block of its disk is an error of the file, not of the folder that it is unpacked into."""
+
+    def bad_block(*_: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(compression, "decompress", lambda *_: SimpleNamespace(readinto=bad_block))
+    with Path(os.devnull).open("rb") as file, pytest.raises(OSError, match=r"^.Errno 5. Input/output error$"):
+        compression.unpack(tmp_path / "x.gz", "gzip", file, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 # --- canonical shards ------------------------------------------------------------------------------------------------
