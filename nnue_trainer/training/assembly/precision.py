@@ -26,8 +26,9 @@ def without_auto(
     if recipe.training.precision != "auto":
         return recipe
     began: Any = schema.value_at(saved, "training.precision", str)
-    chosen: Precision = "mixed" if _gains(recipe, model, device) else "fp32"
-    return with_precision(recipe, began if began in _KNOWN else chosen)
+    if began not in _KNOWN:
+        began = "mixed" if _gains(recipe, model, device) else "fp32"
+    return with_precision(recipe, began)
 
 
 def _gains(recipe: Recipe, model: NnueModel, device: torch.device) -> bool:
