@@ -82,7 +82,9 @@ def train(
     allow_commands: Annotated[
         bool,
         typer.Option(
-            "--allow-commands", help="Run the programs that the recipe inside a checkpoint names, with --resume PATH."
+            "--allow-commands",
+            help="Run the programs, and send records to the account, that the recipe inside a checkpoint names, with "
+            "--resume PATH.",
         ),
     ] = False,
     plugin: Plugins = None,
@@ -108,7 +110,7 @@ def train(
         elif resume is not None and resume != "auto":
             chosen, folder = _resumed_recipe(resume, overrides or [], run_dir)
             for line in recipes.allow_programs(chosen) if allow_commands else ():
-                say(f"{resume}: runs {line}")
+                say(f"{resume}: allowed: {line}")
             recipes.require_consent(chosen, resume)
         else:
             raise UserError(

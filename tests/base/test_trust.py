@@ -346,7 +346,7 @@ def test_consent(tmp_path, trained, canary, nnue, monkeypatch):
     assert not canary()
     done = nnue(*resume, "--allow-commands")
     assert done.returncode == 0
-    assert "run: runs training.callbacks.0.command: './canary'" in done.stdout + done.stderr
+    assert "run: allowed: training.callbacks.0.command: './canary'" in done.stdout + done.stderr
     assert canary()
     assert nnue("train", "poisoned.yaml", "--resume", "run", "--run-dir", "run", "training.epochs=3").returncode == 0
     assert canary(), "the recipe is in the user's hand"
