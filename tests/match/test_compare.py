@@ -197,8 +197,8 @@ def test_it_continues_after_an_interruption_of_a_training(
 def test_equal_time_gives_the_slower_recipe_fewer_positions(
     fake_engine: FakeEngine, tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    speeds = {"mine": 1000.0, "fast": 250.0}
-    monkeypatch.setattr(plans, "_speed", lambda entrant, say: speeds[entrant.label])
+    speeds = {"mine": [400.0, 1000.0], "fast": [250.0, 200.0]}  # two rounds, in which other work slows one of them
+    monkeypatch.setattr(plans, "_speed", lambda entrant, say: speeds[entrant.label].pop(0))
     folder = tmp_path / "out"
     with pytest.raises(UserError, match="start part 1 first"):
         run(recipe, fake_engine(), "-o", folder, "--equal", "time", "--part", "2/2")

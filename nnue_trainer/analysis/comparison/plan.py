@@ -89,7 +89,9 @@ def make_plan(
                     raise UserError(
                         f"{path}: no such file yet: with --equal time, start part 1 first, which measures the speeds"
                     )
-                saved = {"digest": _digest(asked), **asked, "speeds": [_speed(each, say) for each in entrants]}
+                # In turns, and the fastest of each counts: other work on the machine only slows a rehearsal down.
+                rounds = [[_speed(each, say) for each in entrants] for _ in range(2 if equal == "time" else 1)]
+                saved = {"digest": _digest(asked), **asked, "speeds": [max(each) for each in zip(*rounds, strict=True)]}
                 with replacing(path) as output:
                     output.write_text(json.dumps(saved, indent=1, ensure_ascii=False) + "\n")
     if saved["digest"] != _digest(asked):
