@@ -1073,6 +1073,16 @@ inline Words clamp(Words a, int most) {
     return _mm512_min_epi16(_mm512_max_epi16(a, _mm512_setzero_si512()),
                             _mm512_set1_epi16(static_cast<std::int16_t>(most)));
 }
+// The odd bytes, as words.
+inline Words odd_bytes(Words a) {
+    return _mm512_srai_epi16(a, 8);
+}
+inline Words times_256(Words a) {
+    return _mm512_slli_epi16(a, 8);
+}
+inline Words all_words(int value) {
+    return _mm512_set1_epi16(static_cast<std::int16_t>(value));
+}
 inline Ints no_ints() {
     return _mm512_setzero_si512();
 }
@@ -1134,6 +1144,15 @@ inline Words multiply(Words a, Words b) {
 inline Words clamp(Words a, int most) {
     return _mm256_min_epi16(_mm256_max_epi16(a, _mm256_setzero_si256()),
                             _mm256_set1_epi16(static_cast<std::int16_t>(most)));
+}
+inline Words odd_bytes(Words a) {
+    return _mm256_srai_epi16(a, 8);
+}
+inline Words times_256(Words a) {
+    return _mm256_slli_epi16(a, 8);
+}
+inline Words all_words(int value) {
+    return _mm256_set1_epi16(static_cast<std::int16_t>(value));
 }
 inline Ints no_ints() {
     return _mm256_setzero_si256();
@@ -1281,31 +1300,82 @@ struct Changes {
     Changes() {}  // leaves the lists as they are; a default constructor would fill them with zeros
 };
 
-// to[at … at + Count) = from + the rows that are added − the rows that are removed. The sums stay in registers, and the
-// next tile of each row is fetched meanwhile. `left` is how much of the rows follows this tile.
-template <int Count, class... Lists>
-inline void apply_to_tile(const std::int16_t* from, std::int16_t* to, int at, [[maybe_unused]] int left,
-                          const Lists&... lists) {
+// Rows of bytes are woven in memory, so that they are added as words without an extension of each number: of
+// 2 · kWords numbers, the even bytes hold the first half, plus 128, and the odd bytes the second half. The sum of the
+// rows as words is then the sum of the even bytes + 256 · that of the odd bytes, which are words after a shift.
+#if defined(NNUE_AVX512) || defined(NNUE_AVX2)
+template <int Size>
+constexpr bool kIsWoven = Size % (2 * kWords) == 0;
+
+inline void weave(std::int8_t* row, int size) {
+    for (; size > 0; size -= 2 * kWords, row += 2 * kWords) {
+        std::int8_t woven[2 * kWords];
+        for (int k = 0; k < kWords; ++k) {
+            woven[2 * k] = static_cast<std::int8_t>(row[k] ^ -128);
+            woven[2 * k + 1] = row[k + kWords];
+        }
+        std::memcpy(row, woven, sizeof woven);
+    }
+}
+#else
+template <int>
+constexpr bool kIsWoven = false;  // NEON adds bytes to words in one instruction
+
+inline void weave(std::int8_t*, int) {}
+#endif
+
+// Calls use(row, is_added) for each row at this tile, while the next tile is fetched. `left` is how much of the rows
+// follows this tile: after the last one the PSQT values, in one line of the cache.
+template <int Count, class Weight, int Most, class Use>
+inline void for_each_row(const Changes<Weight, Most>& changes, int at, int left, Use use) {
+    const auto next = static_cast<std::size_t>(std::min(std::max(left, 1), Count)) * sizeof(Weight);
+    for (int i = 0; i < changes.num_added; ++i) {
+        prefetch(changes.added[i] + at + Count, next);
+        use(changes.added[i] + at, std::true_type());
+    }
+    for (int i = 0; i < changes.num_removed; ++i) {
+        prefetch(changes.removed[i] + at + Count, next);
+        use(changes.removed[i] + at, std::false_type());
+    }
+}
+
+// to[at … at + Count) = from + the rows that are added − the rows that are removed. The sums stay in registers.
+template <int Count, bool IsWoven, class Weight, int Most>
+inline void apply_to_tile(const std::int16_t* from, std::int16_t* to, int at, int left,
+                          const Changes<Weight, Most>& changes) {
+#if defined(NNUE_AVX512) || defined(NNUE_AVX2)
+    if constexpr (IsWoven && sizeof(Weight) == 1 && Count % (2 * kWords) == 0) {
+        constexpr int kPairs = Count / (2 * kWords);
+        Words words[kPairs], odd[kPairs];
+        for (int k = 0; k < kPairs; ++k) words[k] = odd[k] = all_words(0);
+        for_each_row<Count>(changes, at, left, [&](const std::int8_t* row, auto is_added) {
+            for (int k = 0; k < kPairs; ++k) {
+                const Words here = load_words(reinterpret_cast<const std::int16_t*>(row) + k * kWords);
+                words[k] = is_added ? add(words[k], here) : subtract(words[k], here);
+                odd[k] = is_added ? add(odd[k], odd_bytes(here)) : subtract(odd[k], odd_bytes(here));
+            }
+        });
+        const Words offset = all_words(128 * (changes.num_added - changes.num_removed));
+        for (int k = 0; k < kPairs; ++k) {
+            const int first = at + 2 * k * kWords, second = first + kWords;
+            const Words even = subtract(subtract(words[k], times_256(odd[k])), offset);
+            store_words(to + first, add(load_words(from + first), even));
+            store_words(to + second, add(load_words(from + second), odd[k]));
+        }
+        return;
+    }
+#endif
 #if defined(NNUE_VECTORS)
     if constexpr (Count % kWords == 0) {
-        // After the last tile follow the PSQT values, in one line of the cache.
-        const auto next = static_cast<std::size_t>(std::min(std::max(left, 1), Count));
         constexpr int kVectors = Count / kWords;
         Words sums[kVectors];
         for (int k = 0; k < kVectors; ++k) sums[k] = load_words(from + at + k * kWords);
-        const auto apply = [&](const auto& changes) {
-            for (int i = 0; i < changes.num_added; ++i) {
-                const auto* row = changes.added[i] + at;
-                prefetch(row + Count, next * sizeof *row);
-                for (int k = 0; k < kVectors; ++k) sums[k] = add(sums[k], load_words(row + k * kWords));
+        for_each_row<Count>(changes, at, left, [&](const Weight* row, auto is_added) {
+            for (int k = 0; k < kVectors; ++k) {
+                const Words here = load_words(row + k * kWords);
+                sums[k] = is_added ? add(sums[k], here) : subtract(sums[k], here);
             }
-            for (int i = 0; i < changes.num_removed; ++i) {
-                const auto* row = changes.removed[i] + at;
-                prefetch(row + Count, next * sizeof *row);
-                for (int k = 0; k < kVectors; ++k) sums[k] = subtract(sums[k], load_words(row + k * kWords));
-            }
-        };
-        (apply(lists), ...);
+        });
         for (int k = 0; k < kVectors; ++k) store_words(to + at + k * kWords, sums[k]);
         return;
     }
@@ -1313,17 +1383,10 @@ inline void apply_to_tile(const std::int16_t* from, std::int16_t* to, int at, [[
     // The compiler's vectors.
     std::uint16_t sums[Count];
     for (int k = 0; k < Count; ++k) sums[k] = static_cast<std::uint16_t>(from[at + k]);
-    const auto apply = [&](const auto& changes) {
-        for (int i = 0; i < changes.num_added; ++i) {
-            const auto* row = changes.added[i] + at;
-            for (int k = 0; k < Count; ++k) sums[k] = static_cast<std::uint16_t>(sums[k] + row[k]);
-        }
-        for (int i = 0; i < changes.num_removed; ++i) {
-            const auto* row = changes.removed[i] + at;
-            for (int k = 0; k < Count; ++k) sums[k] = static_cast<std::uint16_t>(sums[k] - row[k]);
-        }
-    };
-    (apply(lists), ...);
+    for_each_row<Count>(changes, at, left, [&](const Weight* row, auto is_added) {
+        for (int k = 0; k < Count; ++k)
+            sums[k] = static_cast<std::uint16_t>(is_added ? sums[k] + row[k] : sums[k] - row[k]);
+    });
     for (int k = 0; k < Count; ++k) to[at + k] = static_cast<std::int16_t>(sums[k]);
 }
 
@@ -1578,6 +1641,16 @@ class Network {
             std::memcpy(memory_.data() + in_memory, static_cast<const std::byte*>(data) + in_file, bytes);
         });
         prepare(std::make_integer_sequence<int, kNumLayers>());
+        if constexpr (kIsWoven) {
+            Net::Inputs::for_each([&](auto part, auto number) {
+                constexpr std::size_t kNumber = decltype(number)::value;
+                if constexpr (sizeof(WeightOfPart<kNumber>) > 1) return;
+                for (int i = 0; i < decltype(part)::Features::kFeatures; ++i) {
+                    const std::size_t where = weight_[kNumber] + static_cast<std::size_t>(i) * kRowBytes<std::int8_t>;
+                    detail::weave(reinterpret_cast<std::int8_t*>(memory_.data() + where), Net::kHidden);
+                }
+            });
+        }
         return true;
     }
 
@@ -1736,6 +1809,7 @@ class Network {
     static constexpr int kSides = Net::kSides == Sides::kBoth ? 2 : 1;
     static constexpr int kPerSide = Net::kActivation == Activation::kPairwise ? Net::kHidden / 2 : Net::kHidden;
     static constexpr int kFirstInputs = kSides * kPerSide;
+    static constexpr bool kIsWoven = detail::kIsWoven<Net::kHidden>;
     static constexpr bool kIsFloat = Net::kLayers[kNumLayers - 1].is_float;
 
     static constexpr std::int64_t first_largest() {
@@ -2172,22 +2246,26 @@ class Network {
                 num_rows = place;
             }
         }
-        void apply() { apply_together(this, 1); }
-        // Applies the rows of several sums tile by tile, so that the waits for the rows of all of them overlap.
-        static void apply_together(AllRows* all, int count) {
-            detail::for_each_tile<Net::kHidden>([&](int at, auto size) {
-                for (AllRows* one = all; one != all + count; ++one) {
-                    const Target& target = one->target_;
-                    detail::apply_to_tile<size>(target.from, target.to, at, Net::kHidden - at - size, one->words_,
-                                                one->bytes_);
-                }
-            });
-            for (AllRows* one = all; one != all + count; ++one) one->finish();
+        void apply() {
+            if (words_.num_added + words_.num_removed > 0 || bytes_.num_added + bytes_.num_removed == 0) {
+                apply_to_tiles(words_);
+                target_.from = target_.to;
+            }
+            if (bytes_.num_added + bytes_.num_removed > 0) apply_to_tiles(bytes_);
+            finish();
         }
 
       private:
         static constexpr int kMost = 64;
 
+        // A tile of all rows of a sum at a time, and the sums one after another: the loops over the rows of the next
+        // tile are as long as those before, so that the CPU predicts their ends.
+        template <class Changes>
+        void apply_to_tiles(const Changes& changes) {
+            detail::for_each_tile<Net::kHidden>([&](int at, auto size) {
+                detail::apply_to_tile<size, kIsWoven>(target_.from, target_.to, at, Net::kHidden - at - size, changes);
+            });
+        }
         void finish() {
             if constexpr (Net::kPsqt) apply_psqt();
             target_.from = target_.to;
@@ -2260,7 +2338,7 @@ class Network {
                 });
             }
         });
-        AllRows::apply_together(rows, count);
+        for (int i = 0; i < count; ++i) rows[i].apply();
     }
 
     template <class Set, std::size_t Number>
