@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-#include "position.h"
+#include "transposition_table.h"
 #include NNUE_NET_HEADER
 
 namespace {
@@ -33,87 +33,6 @@ constexpr std::int64_t kUnlimited = std::int64_t{1} << 62;
 // Commands `stop` and `quit` that were read, but not yet executed; and whether no more can come.
 std::atomic<int> stops{0};
 std::atomic<bool> input_ended{false};
-
-// ---- the transposition table ----------------------------------------------------------------------------------------
-
-enum Bound : std::uint8_t { kNoBound, kUpper, kLower, kExact };
-
-struct Entry {
-    std::uint32_t key = 0;
-    std::uint16_t move = 0;
-    std::int8_t depth = 0;
-    std::uint8_t bound : 2, age : 6;
-    std::int32_t score = 0, evaluation = kNoScore;
-
-    Entry() : bound(kNoBound), age(0) {}
-    Entry(Move a_move, int a_depth, Bound a_bound, int a_score, int an_evaluation)
-        : move(a_move.packed()),
-          depth(static_cast<std::int8_t>(a_depth)),
-          bound(a_bound),
-          age(0),
-          score(a_score),
-          evaluation(an_evaluation) {}
-};
-
-class Table {
-  public:
-    void resize(std::size_t megabytes) {
-        buckets_.assign(megabytes * 1024 * 1024 / sizeof(Bucket), Bucket());
-        buckets_.shrink_to_fit();
-    }
-    void clear() {
-        std::fill(buckets_.begin(), buckets_.end(), Bucket());
-        age_ = 0;
-    }
-    void next_search() { age_ = (age_ + 1) & 63; }
-
-    const Entry* find(std::uint64_t key) const {
-        for (const Entry& entry : bucket(key).entries) {
-            if (entry.bound != kNoBound && entry.key == static_cast<std::uint32_t>(key)) return &entry;
-        }
-        return nullptr;
-    }
-    // Replaces an entry of the same position unless that is much deeper, or else the one of least depth, where old
-    // entries count as less deep.
-    void store(std::uint64_t key, Entry entry) {
-        entry.key = static_cast<std::uint32_t>(key);
-        entry.age = age_ & 63;
-        Entry* to = nullptr;
-        int least = 0;
-        for (Entry& old : bucket(key).entries) {
-            const bool is_same = old.bound != kNoBound && old.key == entry.key;
-            if (is_same && entry.bound != kExact && old.depth > entry.depth + 3 && old.age == entry.age) return;
-            if (is_same && !entry.move) entry.move = old.move;
-            const int value = is_same || old.bound == kNoBound ? -1000 : old.depth - 8 * ((age_ - old.age) & 63);
-            if (!to || value < least) to = &old, least = value;
-            if (is_same) break;
-        }
-        *to = entry;
-    }
-    void prefetch(std::uint64_t key) const {
-#if defined(__GNUC__)
-        __builtin_prefetch(&bucket(key));
-#else
-        static_cast<void>(key);
-#endif
-    }
-
-  private:
-    static constexpr int kEntries = 4;
-    struct alignas(64) Bucket {
-        Entry entries[kEntries];
-    };
-    // The upper half of the key selects the bucket; the lower one is in the entry.
-    Bucket& bucket(std::uint64_t key) {
-        return buckets_[(key >> 32) * buckets_.size() >> 32];
-    }
-    const Bucket& bucket(std::uint64_t key) const {
-        return buckets_[(key >> 32) * buckets_.size() >> 32];
-    }
-
-    std::vector<Bucket> buckets_;
-    unsigned age_ = 0;
-};
 
 // ---- the search -----------------------------------------------------------------------------------------------------
 
@@ -238,11 +157,12 @@ class Search {
         return stopped_;
     }
 
-    // From the side to move's view; less if the game nears a draw by the rule of 50 moves.
+    // From the side to move's view.
     int evaluate(int ply) {
         const int score = network.evaluate(boards_, ply);
         return std::min(std::max(score, -kMostEvaluation), kMostEvaluation);
     }
+    // Less if the game nears a draw by the rule of 50 moves.
     int damped(int evaluation, int rule50) const {
         return static_cast<int>(std::int64_t{evaluation} * (220 - std::min(rule50, 100)) / 220);
     }
@@ -578,7 +498,7 @@ class Input {
 
 constexpr const char* kStart = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1";
 
-// A number of at least 1; anything else ends the program.
+// A number from `least` to `most`; anything else ends the program.
 std::int64_t number_of(const std::string& name, const std::string& text, std::int64_t least, std::int64_t most) {
     char* end = nullptr;
     const std::int64_t number = std::strtoll(text.c_str(), &end, 10);

@@ -27,7 +27,7 @@ NAME = "nnue player"
 _WHAT = "matches without an engine"
 _UNITS_PER_PAWN = {True: 208, False: 100}  # engine units of a pawn: of Stockfish's nets, of other nets
 _PROJECT = Path(__file__).resolve().parents[2]
-_SOURCES = ("player.cpp", "position.h", "fen.h", "nnue.h", "features/general_set.h")
+_SOURCES = ("player.cpp", "transposition_table.h", "position.h", "fen.h", "nnue.h", "features/general_set.h")
 _RAW_ALIGNMENT = 64
 
 
