@@ -83,11 +83,15 @@ def norm(x: Tensor, order: float = 2, out: Tensor | None = None) -> Tensor:
         ValueError: `order` is none of these.
         RuntimeError: as for `norms`.
     """
-    orders = (1, 2, float("inf"))
-    if order not in orders:
-        raise ValueError(f"norm: order: found {order!r}, expected 1, 2 or inf")
     to = dense("norm: x", x).new_empty(x.shape[:-1]) if out is None else out
-    torch.ops.nnue.row_norms(x, *(to if order == o else None for o in orders))
+    if order == 2:
+        torch.ops.nnue.row_norms(x, None, to, None)
+    elif order == 1:
+        torch.ops.nnue.row_norms(x, to, None, None)
+    elif order == math.inf:
+        torch.ops.nnue.row_norms(x, None, None, to)
+    else:
+        raise ValueError(f"norm: order: found {order!r}, expected 1, 2 or inf")
     return to
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import re
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -18,17 +18,8 @@ from nnue_trainer.stats._given import dense
 
 _WHAT = "row functions"
 _MOST = 8  # inputs
-
-
-class _Job(ctypes.Structure):
-    _fields_ = (
-        ("in_", ctypes.c_void_p * _MOST),
-        ("sizes", ctypes.c_int64 * _MOST),
-        ("strides", ctypes.c_int64 * _MOST),
-        ("out", ctypes.c_void_p),
-        ("space", ctypes.c_void_p),
-        ("rows", ctypes.c_int64),
-    )
+_DTYPES = (torch.float32, torch.float64)
+_HEAD = struct.Struct("3q")  # of a job, and of each of its inputs
 
 
 @dataclass(frozen=True)
@@ -68,25 +59,31 @@ class RowFunction:
         """
         shape = self._check(rows)
         first = rows[0]
-        given = [_rows_of(row, shape) for row in rows]
+        given = [_rows_of(row, shape if len(rows) > 1 else None) for row in rows]
         if out is None:
             made = first.new_empty(shape)
         else:
             made = out
             self._check_out(out, first, shape, given)
-        if made.numel():
-            self._run(_job_of(given, made), first, max(1, sum(row.shape[-1] for row in rows)))
+        count = made.numel()
+        if count and first.is_cpu:
+            cost = 1 + given[0][1] if len(given) == 1 else 1 + sum(size for _, size, _ in given)
+            call = self._on_cpu.apply_float if first.dtype == torch.float32 else self._on_cpu.apply_double
+            window_function._run("row function", self.name, call, _job_of(given, made, count), count, cost)
+        elif count:
+            self._launch(self._on_cuda, _job_of(given, made, count), first)
         return made
 
-    def _check_out(self, out: Tensor, like: Tensor, shape: torch.Size, given: Sequence[tuple[Tensor, int]]) -> None:
-        if tuple(out.shape) != tuple(shape) or out.dtype != like.dtype or out.device != like.device:
+    def _check_out(self, out: Tensor, like: Tensor, shape: torch.Size, given: Sequence[_Rows]) -> None:
+        same_device = (out.is_cpu and like.is_cpu) or out.device == like.device
+        if out.shape != shape or out.dtype != like.dtype or not same_device:
             wanted = f"{like.dtype} of shape {list(shape)} on {like.device}"
             raise ValueError(f"row function: out: found {_text(out)}, expected {wanted}")
         if not out.is_contiguous():
             raise ValueError("row function: out: found a tensor that is not contiguous, expected a contiguous one")
         if out.is_neg():
             raise ValueError("row function: out: found a view with the signs changed, expected a plain tensor")
-        for name, (row, _) in zip(self.inputs, given, strict=True):
+        for name, (row, _, _) in zip(self.inputs, given, strict=True):
             if _overlap(row, out):
                 raise ValueError(
                     f"row function: out: found a tensor that shares memory with {name}, expected memory of its own"
@@ -97,14 +94,15 @@ class RowFunction:
         if len(rows) != len(self.inputs):
             raise ValueError(f"row function: found {len(rows)} inputs, expected {len(self.inputs)}: {self.inputs}")
         first = rows[0]
-        for name, row in zip(self.inputs, rows, strict=True):
-            good = isinstance(row, Tensor) and row.dim() > 0 and row.dtype in (torch.float32, torch.float64)
+        for i, row in enumerate(rows):
+            good = isinstance(row, Tensor) and row.dtype in _DTYPES and row.dim() > 0
             if not good or (row is not first and (row.dtype != first.dtype or row.device != first.device)):
                 wanted = "float32 or float64 [..., n], all of one dtype and device"
-                raise ValueError(f"row function: {name}: found {_text(row)}, expected {wanted}")
-            if row.layout != torch.strided or row.is_nested:
-                dense(f"row function: {name}", row)
+                raise ValueError(f"row function: {self.inputs[i]}: found {_text(row)}, expected {wanted}")
+            if row.layout is not torch.strided or row.is_nested:
+                dense(f"row function: {self.inputs[i]}", row)
             if row.requires_grad and torch.is_grad_enabled():
+                name = self.inputs[i]
                 raise RuntimeError(f"row function: {name}: found a tensor that requires grad; pass {name}.detach()")
         if not (first.is_cpu or first.is_cuda):
             raise ValueError(f"row function: found a tensor on {first.device}, expected one on cpu or cuda")
@@ -121,23 +119,8 @@ class RowFunction:
                 f"row function: found shapes {shapes}, expected leading dimensions that broadcast"
             ) from None
 
-    def _run(self, job: _Job, like: Tensor, cost: int) -> None:
-        entry = "apply_float" if like.dtype == torch.float32 else "apply_double"
-        if like.is_cuda:
-            with torch.cuda.device(like.device):
-                self._launch(self._on_cuda, job, like, torch.cuda.current_stream().cuda_stream)
-            return
-        call = getattr(self._on_cpu, entry)
-
-        def part(begin: int, end: int) -> None:
-            error = call(job, begin, end)
-            if error is not None:
-                raise RuntimeError(f"row function: {self.name}: {error.decode(errors='replace')}")
-
-        window_function._in_threads(part, job.rows, cost)
-
-    def _launch(self, library: Any, job: _Job, like: Tensor, stream: int | None) -> None:
-        window_function._launch("row function", self.name, library, job, like, stream)
+    def _launch(self, library: Any, job: bytes, like: Tensor) -> None:
+        window_function._launch("row function", self.name, library, job, like)
 
     def _filled(self, *names: str) -> str:
         """Files of `sources/` with this function in them."""
@@ -156,7 +139,7 @@ class RowFunction:
     def _on_cpu(self) -> Any:
         flags = [*window_function._CPU_FLAGS, "-fno-math-errno", "-fno-trapping-math", *_vector_flags()]
         compiler, source = compile_once.find_compiler(_WHAT), self._filled("row_function.h", "on_cpu.h")
-        return window_function._load(self.name, source, ".cpp", compiler, flags, "the CPU", _Job)
+        return window_function._load(self.name, source, ".cpp", compiler, flags, "the CPU")
 
     @property
     def _cuda_source(self) -> str:
@@ -164,7 +147,7 @@ class RowFunction:
 
     @functools.cached_property
     def _on_cuda(self) -> Any:
-        return window_function._load_for_cuda(self.name, self._cuda_source, _WHAT, _Job)
+        return window_function._load_for_cuda(self.name, self._cuda_source, _WHAT)
 
 
 def _vector_flags() -> list[str]:
@@ -175,21 +158,26 @@ def _vector_flags() -> list[str]:
     return ["-mavx2"] if level == "AVX2" else []
 
 
-def _rows_of(row: Tensor, shape: torch.Size) -> tuple[Tensor, int]:
-    """A tensor whose rows lie at equal distances, and that distance: 0 for one row that all share."""
+_Rows = tuple[Tensor, int, int]
+"""a tensor whose rows lie at equal distances, the size of a row, and the distance: 0 for one row that all share"""
+
+
+def _rows_of(row: Tensor, shape: torch.Size | None) -> _Rows:
+    """The rows, expanded to these leading dimensions; None: their own."""
     size = row.shape[-1]
-    shared = row.numel() == size
-    if not shared and row.shape[:-1] != shape:
+    shared = shape is not None and row.numel() == size
+    if shape is not None and not shared and row.shape[:-1] != shape:
         row = row.expand(*shape, size)
-    return row.contiguous().resolve_neg(), 0 if shared else size
+    if row.is_neg() or not row.is_contiguous():
+        row = row.contiguous().resolve_neg()
+    return row, size, 0 if shared else size
 
 
-def _job_of(given: Sequence[tuple[Tensor, int]], out: Tensor) -> _Job:
-    job = _Job()  # with arguments it takes a microsecond longer
-    job.out, job.rows = out.data_ptr(), out.numel()
-    pointers, sizes, strides = job.in_, job.sizes, job.strides
-    for i, (row, stride) in enumerate(given):
-        pointers[i], sizes[i], strides[i] = row.data_ptr(), row.shape[-1], stride
+def _job_of(given: Sequence[_Rows], out: Tensor, count: int) -> bytes:
+    """`Job` of row_function.h without `space`."""
+    job = _HEAD.pack(0, out.data_ptr(), count)
+    for row, size, distance in given:
+        job += _HEAD.pack(row.data_ptr(), size, distance)
     return job
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,13 +46,20 @@ def sources(*names: str) -> str:
     return "".join((folder / name).read_text(encoding="utf-8") for name in names)
 
 
-class _Job(ctypes.Structure):
-    _fields_ = (
-        ("x", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("space", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("rows", "n", "first", "length", "min_periods", "segment")),
-    )
+class _Job(NamedTuple):
+    """`Job` of window_job.h without `space`."""
+
+    x: int
+    out: int
+    rows: int
+    n: int
+    first: int
+    length: int
+    min_periods: int
+    segment: int
+
+    def packed(self) -> bytes:
+        return struct.pack("3Q6q", 0, *self)
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,7 @@ class WindowFunction:
 
     @functools.cached_property
     def _on_cuda(self) -> Any:
-        return _load_for_cuda(self.name, self._cuda_source, _WHAT, _Job)
+        return _load_for_cuda(self.name, self._cuda_source, _WHAT)
 
     def _segment(self, length: int, _: int | None) -> int:
         return 1
@@ -126,7 +134,7 @@ class WindowState:
 
     @functools.cached_property
     def _on_cuda(self) -> Any:
-        return _load_for_cuda(self.name, self._cuda_source, _WHAT, _Job)
+        return _load_for_cuda(self.name, self._cuda_source, _WHAT)
 
     def _segment(self, length: int, on_cuda: int | None) -> int:
         """The outputs that follow one state. `on_cuda`: all outputs, shared by many threads; None for the CPU."""
@@ -136,29 +144,30 @@ class WindowState:
 
 
 def _load_for_cpu(name: str, source: str) -> Any:
-    return _load(name, source, ".cpp", compile_once.find_compiler(_WHAT), _CPU_FLAGS, "the CPU", _Job)
+    return _load(name, source, ".cpp", compile_once.find_compiler(_WHAT), _CPU_FLAGS, "the CPU")
 
 
-def _load_for_cuda(name: str, source: str, what: str, job: type[ctypes.Structure]) -> Any:
+def _load_for_cuda(name: str, source: str, what: str) -> Any:
     """For all GPUs of this machine."""
     devices = range(torch.cuda.device_count())
     found = sorted({"{}{}".format(*torch.cuda.get_device_capability(device)) for device in devices})
     flags = [*_CUDA_FLAGS, *(f"-gencode=arch=compute_{a},code=sm_{a}" for a in found)]
-    return _load(name, source, ".cu", compile_once.find_nvcc(what), flags, "CUDA", job)
+    return _load(name, source, ".cu", compile_once.find_nvcc(what), flags, "CUDA")
 
 
-def _load(
-    name: str, source: str, suffix: str, compiler: list[str], flags: list[str], target: str, job: type[ctypes.Structure]
-) -> Any:
-    """The library. Its functions return an error or None; they take the job and a range of its parts, or a stream."""
+def _load(name: str, source: str, suffix: str, compiler: list[str], flags: list[str], target: str) -> Any:
+    """The library. Its functions return an error or None; they take the bytes of the job, which begin with the address
+    of `space`, and a range of its parts, or a stream."""
     path = compile_once.library_of(name, "window-functions", source, suffix, compiler, flags, target=target)
-    return _with_types(ctypes.CDLL(str(path)), job, suffix == ".cu")
+    return _with_types(ctypes.CDLL(str(path)), suffix == ".cu")
 
 
-def _with_types(library: ctypes.CDLL, job: type[ctypes.Structure], on_cuda: bool) -> ctypes.CDLL:
+def _with_types(library: ctypes.CDLL, on_cuda: bool) -> ctypes.CDLL:
     rest = (ctypes.c_void_p,) if on_cuda else (ctypes.c_int64, ctypes.c_int64)
     for call in (library.apply_float, library.apply_double):
-        call.argtypes, call.restype = [ctypes.POINTER(job), *rest], ctypes.c_char_p
+        call.argtypes, call.restype = [ctypes.c_void_p, *rest], ctypes.c_char_p
+    if on_cuda:
+        library.bytes.argtypes, library.bytes.restype = [ctypes.c_void_p], ctypes.c_int64
     return library
 
 
@@ -190,20 +199,11 @@ def apply(
     job = _job_of(function, x, out, first, length, min_periods, x.is_cuda)
     entry = "apply_float" if x.dtype == torch.float32 else "apply_double"
     if x.device.type == "cpu":
-        call = getattr(function._on_cpu, entry)
-
-        def part(begin: int, end: int) -> None:
-            error = call(job, begin, end)
-            if error is not None:
-                raise RuntimeError(f"rolling: apply: {function.name}: {error.decode(errors='replace')}")
-
-        whole = isinstance(function, WindowFunction)
         items = job.rows * -(-job.n // job.segment)
-        _in_threads(part, items, max(job.length, 1) if whole else job.segment + job.length)
+        cost = max(job.length, 1) if isinstance(function, WindowFunction) else job.segment + job.length
+        _run("rolling: apply", function.name, getattr(function._on_cpu, entry), job.packed(), items, cost)
     else:
-        with torch.cuda.device(x.device):
-            stream = torch.cuda.current_stream().cuda_stream
-            _launch("rolling: apply", function.name, function._on_cuda, job, x, stream)
+        _launch("rolling: apply", function.name, function._on_cuda, job.packed(), x)
     return out
 
 
@@ -214,29 +214,39 @@ def _job_of(
     low, high = max(first, -n), min(first + length, n)
     span = max(high - low, 0)
     segment = min(function._segment(span, x.numel() if on_cuda else None), n)
-    return _Job(x.data_ptr(), out.data_ptr(), None, x.numel() // n, n, low, span, least, segment)
+    return _Job(x.data_ptr(), out.data_ptr(), x.numel() // n, n, low, span, least, segment)
 
 
-def _launch(where: str, name: str, library: Any, job: Any, x: Tensor, stream: int | None) -> None:
-    """Calls a library for CUDA; `job.space` gets its zeros."""
-    library.bytes.argtypes, library.bytes.restype = [ctypes.POINTER(type(job))], ctypes.c_int64
-    space = torch.zeros(library.bytes(job), dtype=torch.uint8, device=x.device)
-    job.space = space.data_ptr()
+def _launch(where: str, name: str, library: Any, job: bytes, x: Tensor) -> None:
+    """Calls a library for CUDA on the device of x. `space` gets as many zeros as the library needs."""
+    stream = None
+    if x.is_cuda:  # else the library is the emulator's
+        if x.device.index != torch.cuda.current_device():
+            with torch.cuda.device(x.device):
+                return _launch(where, name, library, job, x)
+        stream = torch.cuda.current_stream().cuda_stream
+    size = library.bytes(job)
+    if size:
+        space = torch.zeros(size, dtype=torch.uint8, device=x.device)
+        job = struct.pack("P", space.data_ptr()) + job[8:]
     error = (library.apply_float if x.dtype == torch.float32 else library.apply_double)(job, stream)
     if error is not None:
         raise RuntimeError(f"{where}: {name}: CUDA: {error.decode()}")
+    return None
 
 
-def _in_threads(body: Callable[[int, int], None], count: int, cost: int) -> None:
-    """Calls body(begin, end) for parts of 0 … count, in as many threads as torch has: ctypes lets others run."""
+def _run(where: str, name: str, call: Any, job: bytes, count: int, cost: int) -> None:
+    """Calls call(job, begin, end) for parts of 0 … count, in as many threads as torch has: ctypes lets others run."""
     parts = count * cost >> 16
     threads = 1 if parts <= 1 else min(torch.get_num_threads(), parts)
     if threads == 1:
-        return body(0, count)
-    from concurrent.futures import ThreadPoolExecutor
+        errors = [call(job, 0, count)]
+    else:
+        from concurrent.futures import ThreadPoolExecutor
 
-    step = -(-count // (4 * threads))
-    with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(body, i, min(i + step, count)) for i in range(0, count, step)]:
-            done.result()
-    return None
+        step = -(-count // (4 * threads))
+        with ThreadPoolExecutor(threads) as pool:
+            errors = list(pool.map(lambda begin: call(job, begin, min(begin + step, count)), range(0, count, step)))
+    for error in errors:
+        if error is not None:
+            raise RuntimeError(f"{where}: {name}: {error.decode(errors='replace')}")

@@ -86,11 +86,11 @@ def emulated(function: RowFunction, *rows: torch.Tensor) -> torch.Tensor:
     """The function by its CUDA kernels in the emulator."""
     require(emulated_library.why_not())
     path = emulated_library.build_source(function._cuda_source, compile_once.cache_folder("emulated"))
-    library = window_function._with_types(ctypes.CDLL(str(path)), row_function._Job, on_cuda=True)
+    library = window_function._with_types(ctypes.CDLL(str(path)), on_cuda=True)
     shape = function._check(rows)
     out = rows[0].new_full(shape, 77)
     given = [row_function._rows_of(row, shape) for row in rows]
-    function._launch(library, row_function._job_of(given, out), out, None)
+    function._launch(library, row_function._job_of(given, out, out.numel()), out)
     return out
 
 

@@ -170,8 +170,8 @@ def emulated(function: WindowState, x: torch.Tensor, first: int, length: int, le
     library = emulated_library.build_source(function._cuda_source, compile_once.cache_folder("emulated"))
     out = torch.full_like(x, 77)
     job = window_function._job_of(function, x, out, first, length, least, on_cuda=True)
-    loaded = window_function._with_types(ctypes.CDLL(str(library)), window_function._Job, on_cuda=True)
-    window_function._launch("rolling: apply", function.name, loaded, job, x, None)
+    loaded = window_function._with_types(ctypes.CDLL(str(library)), on_cuda=True)
+    window_function._launch("rolling: apply", function.name, loaded, job.packed(), x)
     return out
 
 

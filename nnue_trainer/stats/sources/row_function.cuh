@@ -108,9 +108,9 @@ __global__ void __launch_bounds__(kRowThreads) tiled_rows(const Job job, const T
         const int rows = static_cast<int>(std::min<int64_t>(tile.rows, job.rows - first));
 #pragma unroll
         for (int k = 0; k < kInputs; ++k) {
-            const T* const from = static_cast<const T*>(job.in[k]) + first * job.strides[k];
+            const T* const from = static_cast<const T*>(job.in[k].from) + first * job.in[k].stride;
             T* const to = elements + tile.places[k];
-            const int count = job.strides[k] == 0 ? tile.elements[k] : rows * tile.elements[k];
+            const int count = job.in[k].stride == 0 ? tile.elements[k] : rows * tile.elements[k];
             int i = threadIdx.x;
             for (; i + 7 * kRowThreads < count; i += 8 * kRowThreads) {
                 T found[8];
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kRowThreads) tiled_rows(const Job job, const T
         for (int r = threadIdx.x; r < rows; r += kRowThreads) {
             const auto row = [&](int k) {
                 const int size = tile.elements[k];
-                return TileRow<T>(elements + tile.places[k], job.strides[k] == 0 ? 0 : r * size, size);
+                return TileRow<T>(elements + tile.places[k], job.in[k].stride == 0 ? 0 : r * size, size);
             };
             static_cast<T*>(job.out)[first + r] = static_cast<T>(of_row<TileRow<T>>(ARGUMENTS));
         }
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kTogether) rows_together(const Job job) {
     for (int64_t r = blockIdx.x * static_cast<int64_t>(kTogether / kThreads) + threadIdx.x / kThreads; r < job.rows;
          r += step) {
         const auto row = [&](int k) {
-            return TeamRow<T, kThreads>{static_cast<const T*>(job.in[k]) + r * job.strides[k], job.sizes[k], &team};
+            return TeamRow<T, kThreads>{static_cast<const T*>(job.in[k].from) + r * job.in[k].stride, job.in[k].size, &team};
         };
         const double found = of_row<TeamRow<T, kThreads>>(ARGUMENTS);
         if (threadIdx.x % kThreads == 0) static_cast<T*>(job.out)[r] = static_cast<T>(found);
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kSplitThreads, 1) rows_split(const Job job, co
     const int block = static_cast<int>(number % split.blocks);
     Team team{parts, false, split.blocks, block, sums + r * 2 * split.blocks, counts + r};
     const auto row = [&](int k) {
-        return TeamRow<T, kSplitThreads>{static_cast<const T*>(job.in[k]) + r * job.strides[k], job.sizes[k], &team};
+        return TeamRow<T, kSplitThreads>{static_cast<const T*>(job.in[k].from) + r * job.in[k].stride, job.in[k].size, &team};
     };
     const double found = of_row<TeamRow<T, kSplitThreads>>(ARGUMENTS);
     if (block == 0 && threadIdx.x == 0) static_cast<T*>(job.out)[r] = static_cast<T>(found);
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kSplitThreads, 1) rows_split(const Job job, co
 
 int64_t longest_of(const Job& job) {
     int64_t longest = 0;
-    for (int k = 0; k < kInputs; ++k) longest = std::max(longest, job.sizes[k]);
+    for (int k = 0; k < kInputs; ++k) longest = std::max(longest, job.in[k].size);
     return longest;
 }
 // How many blocks compute a row together, if each row has more than kLongForWarp elements.
@@ -208,16 +208,16 @@ template <class T>
 size_t tile_of(const Job& job, Tile& tile) {
     int64_t own = 0, shared = 0;
     for (int k = 0; k < kInputs; ++k) {
-        if (job.sizes[k] > kLongestInTile) return 0;
-        (job.strides[k] == 0 ? shared : own) += job.sizes[k] * static_cast<int64_t>(sizeof(T));
+        if (job.in[k].size > kLongestInTile) return 0;
+        (job.in[k].stride == 0 ? shared : own) += job.in[k].size * static_cast<int64_t>(sizeof(T));
     }
     if (own > kLongestInTile || shared > kLongestInTile) return 0;
     const int64_t most = std::min<int64_t>(kTileBytes / (own + 1), job.rows / kEnoughBlocks) / kRowThreads;
     tile.rows = static_cast<int>(std::clamp<int64_t>(most, 1, 16)) * kRowThreads;
     int place = 0;
     for (int k = 0; k < kInputs; ++k) {
-        tile.elements[k] = static_cast<int>(job.sizes[k]), tile.places[k] = place;
-        const int count = job.strides[k] == 0 ? tile.elements[k] : tile.rows * tile.elements[k];
+        tile.elements[k] = static_cast<int>(job.in[k].size), tile.places[k] = place;
+        const int count = job.in[k].stride == 0 ? tile.elements[k] : tile.rows * tile.elements[k];
         place += count + count / (128 / static_cast<int>(sizeof(T))) + 1;
     }
     return static_cast<size_t>(place) * sizeof(T);

@@ -12,15 +12,17 @@
 #define NNUE_HERE inline __attribute__((always_inline))
 #endif
 namespace {
-struct Job {
-    const void* in[8];
-    int64_t sizes[8], strides[8];
-    void *out, *space;
-    int64_t rows;
-    NNUE_HERE int64_t items() const { return rows; }
-};
 constexpr int kInputs = INPUTS;
 constexpr bool kHasSums = SUMS;
+struct Job {
+    void* space;  // the first member of all jobs
+    void* out;
+    int64_t rows;
+    struct {
+        const void* from;
+        int64_t size, stride;
+    } in[kInputs];
+};
 // The sum of twice as many lanes: the upper half is added to the lower one until one is left.
 template <int width>
 NNUE_HERE double folded(const double* lanes) {
@@ -98,7 +100,7 @@ NNUE_HERE double of_row(PARAMETERS) {
 template <class T>
 NNUE_HERE void one(const Job& job, int64_t r) {
     const auto row = [&](int k) {
-        return Row<T>{{}, static_cast<const T*>(job.in[k]) + r * job.strides[k], job.sizes[k]};
+        return Row<T>{{}, static_cast<const T*>(job.in[k].from) + r * job.in[k].stride, job.in[k].size};
     };
     static_cast<T*>(job.out)[r] = static_cast<T>(of_row<Row<T>>(ARGUMENTS));
 }

@@ -14,8 +14,9 @@
 #endif
 namespace {
 struct Job {
+    void* space;  // the first member of all jobs
     const void* x;
-    void *out, *space;
+    void* out;
     int64_t rows, n, first, length, min_periods, segment;
     NNUE_HERE int64_t segments() const { return (n + segment - 1) / segment; }
     NNUE_HERE int64_t items() const { return rows * segments(); }  // of which a thread takes one at a time
