@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
+import re
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -160,7 +161,8 @@ def launch(
             arrays = (cuda.as_cuda_array(each.flatten()) for each in (x, seen, out))
             kernel[blocks, threads, cuda.external_stream(stream)](*arrays, *rule)
     except Exception as error:  # Numba, NVVM, the linker and the driver have classes of their own
-        advice = "write loops over w with the functions of math" if "Failed in " in str(error) else "check Numba's CUDA"
+        of_function = "Failed in " in str(error) or any(base.__name__ == "NumbaError" for base in type(error).__mro__)
+        advice = "write loops over w with the functions of math" if of_function else "check Numba's CUDA"
         raise UserError(
             f"{_WHAT}: {_name(function)}: Numba cannot run it on CUDA: {_line(error)}; {advice}, or {_INSTEAD}"
         ) from error
@@ -172,7 +174,7 @@ def _toolkit() -> str:
 
 def _line(error: object) -> str:
     """The line of Numba's text that has the reason."""
-    lines = [line.strip() for line in str(error).splitlines()]
+    lines = [line.strip() for line in re.sub(r"\x1b\[[\d;]*m", "", str(error)).splitlines()]  # without colours
     telling = [line for line in lines if line and not line.startswith(("Failed in ", "Error at driver init", "- "))]
     last = next((i for i, line in enumerate(telling) if not line.endswith(":")), 0)
     return " ".join(telling[: last + 1]).rstrip(".")[:300] or type(error).__name__

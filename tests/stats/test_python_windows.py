@@ -249,6 +249,10 @@ def test_without_numba_for_cuda() -> None:
         on_cuda(stats.rolling(torch.zeros(5), 3), spread)
 
 
+class NumbaError(Exception):
+    """The base class of Numba's errors of functions, whose text may have colours."""
+
+
 def test_what_numba_for_cuda_says_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     _clear()
     numba = _numba_that_runs_python(monkeypatch)
@@ -263,10 +267,11 @@ def test_what_numba_for_cuda_says_is_one_line(monkeypatch: pytest.MonkeyPatch) -
         ),
         ("libnvvm.so: not found.\nSearched:\n /usr", r"libnvvm.so: not found; check Numba's CUDA, or pass a Window"),
         ("", r"RuntimeError; check Numba's CUDA"),
+        (NumbaError("\x1b[1mNo setitem\x1b[0m\n"), r"No setitem; write loops over w with the functions of math, or"),
     ):
 
-        def fails(*_: object, said: str = said, **__: object) -> Any:
-            raise RuntimeError(said)
+        def fails(*_: object, said: str | NumbaError = said, **__: object) -> Any:
+            raise said if isinstance(said, NumbaError) else RuntimeError(said)
 
         numba.cuda.jit = fails
         with pytest.raises(UserError, match=rf"^rolling: apply: spread: Numba cannot run it on CUDA: {expected}") as e:
