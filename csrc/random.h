@@ -82,8 +82,10 @@ struct Rule {
     uint64_t seed, stream, offset, block;
     double a, b;
     uint64_t low;
-    uint64_t range;     // high - low
-    uint64_t least;     // 2^32 mod range if there are few values, otherwise 2^64 mod range
+    uint64_t range;  // high - low
+    // Of integers: 2^32 mod range if there are few values, otherwise 2^64 mod range. Of Bernoulli numbers: how many of
+    // the 2^53 values of the bits give 1.
+    uint64_t least;
     Interval interval;  // of uniform numbers
 
     NNUE_HOST_DEVICE bool has_few_values() const { return range - 1 < kFewValues; }
@@ -128,7 +130,7 @@ struct Rule {
             to[0] = a + b * z.x, to[1] = a + b * z.y;
         } else {
             for (int i = 0; i < kEach; ++i) {
-                if constexpr (kind == Distribution::bernoulli) to[i] = static_cast<T>(unit(pairs[i]) < a);
+                if constexpr (kind == Distribution::bernoulli) to[i] = static_cast<T>(pairs[i] >> 11 < least);
                 if constexpr (kind == Distribution::bits)
                     to[i] = static_cast<T>(sizeof(T) == 4 ? w.at[i] : pairs[i % 2]);
                 if constexpr (kind == Distribution::uniform && sizeof(T) == 4) to[i] = interval.at(unit(w.at[i]));
@@ -181,6 +183,7 @@ inline Rule check_rule(const Tensor& out, Device device, int64_t distribution, i
         default:
             check_dtype(kName, "out", out, {ScalarType::Bool, ScalarType::Byte, ScalarType::Float, ScalarType::Double});
             if (!(a >= 0 && a <= 1)) fail(kName, "a", a, "a probability, 0 ... 1");
+            rule.least = static_cast<uint64_t>(std::ceil(a * 0x1p53));  // unit(bits) < a, without a conversion
     }
     return rule;
 }

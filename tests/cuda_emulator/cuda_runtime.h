@@ -70,8 +70,8 @@ constexpr int kMostShared = (EMULATED_CAPABILITY < 80 ? 64 : 227) * 1024;  // by
 
 extern constinit thread_local dim3 thread_index, block_index, block_size, grid_size;
 
-// All 32 threads of a warp give a value and see everybody's.
-const uint64_t* exchange(uint64_t value);
+// All threads of a warp, or those of the mask `lanes`, give a value and see those of all of them.
+const uint64_t* exchange(uint64_t value, unsigned lanes = ~0u);
 void block_barrier();
 int block_count(bool predicate);
 int multiprocessors();
@@ -204,8 +204,8 @@ T __shfl_up_sync(unsigned, T v, int by, int width = 32) {
     return lane_number() % width >= by ? emulator::from_bits<T>(all[lane_number() - by]) : v;
 }
 template <typename T>
-T __shfl_xor_sync(unsigned, T v, int by) {
-    return emulator::from_bits<T>(emulator::exchange(emulator::bits_of(v))[lane_number() ^ by]);
+T __shfl_xor_sync(unsigned lanes, T v, int by) {
+    return emulator::from_bits<T>(emulator::exchange(emulator::bits_of(v), lanes)[lane_number() ^ by]);
 }
 inline unsigned __ballot_sync(unsigned, bool p) {
     const uint64_t* all = emulator::exchange(p);

@@ -4,10 +4,12 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -83,10 +85,15 @@ struct Fiber {
     int groups;
 };
 
-struct Warp {
+struct Exchange {
     uint64_t values[2][32];
     int arrived;
     unsigned generation;
+};
+
+struct Warp {
+    Exchange all;
+    std::map<unsigned, Exchange> some;  // by the mask of their lanes
 };
 
 struct Bulk {
@@ -274,18 +281,19 @@ void pause() {
     to_scheduler();
 }
 
-const uint64_t* exchange(uint64_t value) {
+const uint64_t* exchange(uint64_t value, unsigned lanes) {
     const unsigned thread = thread_index.x + thread_index.y * block_size.x;
     Warp& warp = block->warps[thread / 32];
-    const unsigned generation = warp.generation;
-    warp.values[generation % 2][thread % 32] = value;
-    if (++warp.arrived == 32) {
-        warp.arrived = 0;
-        ++warp.generation;
+    Exchange& here = ~lanes == 0 ? warp.all : warp.some[lanes];
+    const unsigned generation = here.generation;
+    here.values[generation % 2][thread % 32] = value;
+    if (++here.arrived == std::popcount(lanes)) {
+        here.arrived = 0;
+        ++here.generation;
     } else {
-        wait_until([&] { return warp.generation != generation; });
+        wait_until([&] { return here.generation != generation; });
     }
-    return warp.values[generation % 2];
+    return here.values[generation % 2];
 }
 
 int block_count(bool predicate) {

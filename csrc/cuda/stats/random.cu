@@ -15,26 +15,49 @@ namespace {
 // Quadruples that a thread works on side by side.
 constexpr int kAhead = 2;
 
-// A thread makes the elements of kAhead quadruples at a time, and stores each quadruple together where all of it is
-// inside and aligned.
+// Stores a quadruple's elements to start[q * kEach] and on; all lanes of a warp call it, neighbours for neighbours. If
+// they have more than 16 bytes, two lanes exchange halves, so that together they store whole sectors of 32 bytes.
+template <int kEach, class T>
+__device__ void store_quadruple(T* start, int64_t q, const Pack<T, kEach>& made) {
+    if constexpr (sizeof made <= 16) {
+        reinterpret_cast<Pack<T, kEach>*>(start)[q] = made;
+    } else {
+        using Half = Pack<T, kEach / 2>;
+        const bool odd = threadIdx.x % 2 != 0;
+        Half first, second;
+#pragma unroll
+        for (int i = 0; i < kEach / 2; ++i) {
+            const T others = __shfl_xor_sync(kAllLanes, odd ? made.at[i] : made.at[i + kEach / 2], 1);
+            first.at[i] = odd ? others : made.at[i];
+            second.at[i] = odd ? made.at[i + kEach / 2] : others;
+        }
+        Half* const to = reinterpret_cast<Half*>(start) + (q - odd) * 2 + odd;
+        to[0] = first, to[2] = second;
+    }
+}
+
+// A thread makes the elements of kAhead quadruples at a time, and stores each quadruple together where all elements of
+// its warp are inside and aligned.
 template <random::Distribution kind, int kEach, class T>
 __global__ void random_fill(T* out, int64_t count, const random::Rule rule) {
     const int64_t skipped = static_cast<int64_t>(rule.offset % kEach), end = skipped + count;
     const uint64_t first = rule.block + rule.offset / kEach;
     T* const start = out - skipped;
-    const bool aligned = reinterpret_cast<uintptr_t>(start) % (kEach * sizeof(T)) == 0;
+    const bool aligned = reinterpret_cast<uintptr_t>(start) % std::min<size_t>(kEach * sizeof(T), 16) == 0;
+    const int lane = threadIdx.x % kWarp;
     const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x * kAhead;
-    for (int64_t q = static_cast<int64_t>(blockIdx.x) * blockDim.x * kAhead + threadIdx.x; q * kEach < end; q += step) {
+    for (int64_t q = static_cast<int64_t>(blockIdx.x) * blockDim.x * kAhead + threadIdx.x; (q - lane) * kEach < end;
+         q += step) {
         Pack<T, kEach> made[kAhead];
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
             rule.elements<kind, kEach>(first + static_cast<uint64_t>(q + i * static_cast<int>(blockDim.x)), made[i].at);
         }
-        const int64_t last = (q + (kAhead - 1) * static_cast<int>(blockDim.x) + 1) * kEach;
-        if (aligned && q * kEach >= skipped && last <= end) {
+        const int64_t last = (q - lane + kWarp + (kAhead - 1) * static_cast<int>(blockDim.x)) * kEach;
+        if (aligned && (q - lane) * kEach >= skipped && last <= end) {
 #pragma unroll
             for (int i = 0; i < kAhead; ++i) {
-                reinterpret_cast<Pack<T, kEach>*>(start)[q + i * static_cast<int>(blockDim.x)] = made[i];
+                store_quadruple<kEach>(start, q + i * static_cast<int>(blockDim.x), made[i]);
             }
             continue;
         }

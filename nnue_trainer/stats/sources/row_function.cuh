@@ -1,14 +1,17 @@
 // Short rows are read together by a thread block, through shared memory, and a thread computes each. If the function
-// has sums, the threads of a warp, or of a block where there are few rows, or of several blocks where there are very
-// few, compute a longer row together: all of them run the function, and each adds its share of the elements of a sum.
+// has sums, some threads of a warp compute a longer row together, then all of them, those of a block where there are
+// few rows, or of several blocks where there are very few: all of them run the function, and each adds its share of the
+// elements of a sum.
 namespace {
 
 constexpr int kRowThreads = 128;
 constexpr int kTileBytes = 1 << 14;  // about what a thread block reads at a time
 constexpr int kLongestInTile = 256;  // bytes of all inputs of a row, and of those that rows share
 constexpr int kTogether = 256;       // threads of a block that computes one row
-constexpr int kShortForTeam = 48;    // elements of a row, fewer than which one thread computes it
+constexpr int kShortForTeam = 16;    // elements of a row, fewer than which one thread computes it,
+constexpr int kShortForWarp = 256;   // fewer than which kFewLanes do,
 constexpr int kLongForWarp = 4096;   // and more than which a block computes it, if there are few rows
+constexpr int kFewLanes = 8;
 constexpr int kFewRows = 4096;
 constexpr int kSplitThreads = 512;       // of each of several blocks that compute one row
 constexpr int64_t kLeastOfBlock = 8192;  // elements of a row for each of them, at least
@@ -80,8 +83,10 @@ struct TeamRow {
 #pragma unroll 8
         for (int64_t i = threadIdx.x % kThreads + kThreads * team->block; i < count; i += step) total += f((*this)[i]);
         team->inside = false;
+        constexpr int kLanes = std::min(kThreads, 32);
+        const unsigned lanes = kAllLanes >> (32 - kLanes) << threadIdx.x % 32 / kLanes * kLanes;
 #pragma unroll
-        for (int by = 16; by > 0; by /= 2) total += __shfl_xor_sync(kAllLanes, total, by);
+        for (int by = kLanes / 2; by > 0; by /= 2) total += __shfl_xor_sync(lanes, total, by);
         if constexpr (kThreads > 32) {
             __syncthreads();
             if (threadIdx.x % 32 == 0) team->parts[threadIdx.x / 32] = total;
@@ -149,7 +154,8 @@ __global__ void __launch_bounds__(kTogether) rows_together(const Job job) {
     for (int64_t r = blockIdx.x * static_cast<int64_t>(kTogether / kThreads) + threadIdx.x / kThreads; r < job.rows;
          r += step) {
         const auto row = [&](int k) {
-            return TeamRow<T, kThreads>{static_cast<const T*>(job.in[k].from) + r * job.in[k].stride, job.in[k].size, &team};
+            return TeamRow<T, kThreads>{static_cast<const T*>(job.in[k].from) + r * job.in[k].stride, job.in[k].size,
+                                        &team};
         };
         const double found = of_row<TeamRow<T, kThreads>>(ARGUMENTS);
         if (threadIdx.x % kThreads == 0) static_cast<T*>(job.out)[r] = static_cast<T>(found);
@@ -176,7 +182,8 @@ __global__ void __launch_bounds__(kSplitThreads, 1) rows_split(const Job job, co
     const int block = static_cast<int>(number % split.blocks);
     Team team{parts, false, split.blocks, block, sums + r * 2 * split.blocks, counts + r};
     const auto row = [&](int k) {
-        return TeamRow<T, kSplitThreads>{static_cast<const T*>(job.in[k].from) + r * job.in[k].stride, job.in[k].size, &team};
+        return TeamRow<T, kSplitThreads>{static_cast<const T*>(job.in[k].from) + r * job.in[k].stride, job.in[k].size,
+                                         &team};
     };
     const double found = of_row<TeamRow<T, kSplitThreads>>(ARGUMENTS);
     if (block == 0 && threadIdx.x == 0) static_cast<T*>(job.out)[r] = static_cast<T>(found);
@@ -240,6 +247,8 @@ void launch(const Job& job, cudaStream_t stream) {
         rows_split<T><<<static_cast<unsigned>(job.rows * split.blocks), kSplitThreads, 0, stream>>>(job, split);
     } else if (job.rows <= kFewRows && longest > kLongForWarp) {
         rows_together<T, kTogether><<<blocks(1), kTogether, 0, stream>>>(job);
+    } else if (longest < kShortForWarp) {
+        rows_together<T, kFewLanes><<<blocks(kTogether / kFewLanes), kTogether, 0, stream>>>(job);
     } else {
         rows_together<T, 32><<<blocks(kTogether / 32), kTogether, 0, stream>>>(job);
     }
