@@ -194,24 +194,30 @@ struct SumsSideBySide {
     }
 };
 
-// The sums of a row of kSums elements or more. Element i goes to lane i mod kSums; the last elements, which do not fill
-// all lanes, go to the last lanes. kAll: all sums, not only the squares.
-template <bool kAll, class T>
-[[gnu::always_inline]] inline matrix::Sums sums_of_row(const T* from, int64_t count) {
+// The sums of kRows rows of kSums elements or more, one after the other in memory; several rows hide the latency of the
+// sums. Element i goes to lane i mod kSums; the last elements, which do not fill all lanes, go to the last lanes. kAll:
+// all sums, not only the squares.
+template <bool kAll, int kRows, class T>
+[[gnu::always_inline]] inline void sums_of_rows(const T* from, int64_t count, matrix::Sums* all) {
     using S = SumsSideBySide;
-    S sums, squares, largest;
-    const auto add = [&](S::Doubles x, int v) __attribute__((always_inline)) {
-        squares.at[v] += x * x;
+    S sums[kRows], squares[kRows], largest[kRows];
+    const auto add = [&](int r, S::Doubles x, int v) __attribute__((always_inline)) {
+        squares[r].at[v] += x * x;
         if constexpr (kAll) {
             x = (S::Doubles)((S::Integers)x & INT64_MAX);  // the magnitudes
-            sums.at[v] += x;
-            largest.at[v] = x < largest.at[v] ? largest.at[v] : x;
+            sums[r].at[v] += x;
+            largest[r].at[v] = x < largest[r].at[v] ? largest[r].at[v] : x;
         }
     };
     int64_t i = 0;
     for (; i + matrix::kSums <= count; i += matrix::kSums) {
 #pragma GCC unroll 8
-        for (int v = 0; v < S::kVectors; ++v) add(load_doubles<T, S::Doubles>(from + i + v * S::kLanes), v);
+        for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+            for (int v = 0; v < S::kVectors; ++v) {
+                add(r, load_doubles<T, S::Doubles>(from + r * count + i + v * S::kLanes), v);
+            }
+        }
     }
     if (i < count) {
         // The last kSums elements, without those that are added already.
@@ -221,30 +227,47 @@ template <bool kAll, class T>
         for (int lane = 0; lane < S::kLanes; ++lane) place[lane] = last + lane;
 #pragma GCC unroll 8
         for (int v = 0; v < S::kVectors; ++v, place += S::kLanes) {
-            const auto x = load_doubles<T, S::Doubles>(from + last + v * S::kLanes);
-            add((S::Doubles)((S::Integers)x & (S::Integers)(place >= i)), v);
+#pragma GCC unroll 8
+            for (int r = 0; r < kRows; ++r) {
+                const auto x = load_doubles<T, S::Doubles>(from + r * count + last + v * S::kLanes);
+                add(r, (S::Doubles)((S::Integers)x & (S::Integers)(place >= i)), v);
+            }
         }
     }
-    matrix::Sums all{0, squares.sum(), 0};
-    if constexpr (kAll) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+        all[r] = {0, squares[r].sum(), 0};
+        if constexpr (kAll) {
 #pragma GCC unroll 16
-        for (int lane = 0; lane < matrix::kSums; ++lane) {
-            all.largest = std::max(all.largest, largest.at[lane / S::kLanes][lane % S::kLanes]);
+            for (int lane = 0; lane < matrix::kSums; ++lane) {
+                all[r].largest = std::max(all[r].largest, largest[r].at[lane / S::kLanes][lane % S::kLanes]);
+            }
+            all[r].sum = sums[r].sum();
         }
-        all.sum = sums.sum();
     }
-    return all;
 }
 
 // The norms of rows that follow each other, those that have a place; without kAll only the roots.
 template <bool kAll, class T>
 void norms_of_rows(const T* from, int64_t rows, int64_t count, T* to_sums, T* to_roots, T* to_largest) {
-    for (int64_t row = 0; row < rows; ++row, from += count) {
+    constexpr int kTogether = kAll ? 1 : std::max(8 / SumsSideBySide::kVectors, 1);  // as there are registers
+    constexpr int64_t kLong = 3 * matrix::kSums;  // a processor works on several shorter rows at a time by itself
+    int64_t row = 0;
+    if constexpr (kTogether > 1) {
+        for (; row + kTogether <= rows && count >= kLong; row += kTogether, from += kTogether * count) {
+            matrix::Sums all[kTogether];
+            sums_of_rows<false, kTogether>(from, count, all);
+            for (int r = 0; r < kTogether; ++r) {
+                to_roots[row + r] = matrix::narrowed<T>(matrix::root_of(from + r * count, count, all[r].squares));
+            }
+        }
+    }
+    for (; row < rows; ++row, from += count) {
         matrix::Sums all;
         if (count < matrix::kSums) {
             for (int64_t i = 0; i < count; ++i) all.add<kAll>(static_cast<double>(from[i]));
         } else {
-            all = sums_of_row<kAll>(from, count);
+            sums_of_rows<kAll, 1>(from, count, &all);
         }
         if (to_roots != nullptr) to_roots[row] = matrix::narrowed<T>(matrix::root_of(from, count, all.squares));
         if constexpr (kAll) {
