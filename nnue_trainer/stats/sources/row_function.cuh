@@ -13,9 +13,9 @@ constexpr int kShortForWarp = 256;   // fewer than which kFewLanes do,
 constexpr int kLongForWarp = 4096;   // and more than which a block computes it, if there are few rows
 constexpr int kFewLanes = 8;
 constexpr int kFewRows = 4096;
-constexpr int kSplitThreads = 512;       // of each of several blocks that compute one row
+constexpr int kSplitThreads = 256;       // of each of several blocks that compute one row
 constexpr int64_t kLeastOfBlock = 8192;  // elements of a row for each of them, at least
-constexpr int64_t kBlocksAtATime = 8;    // of a multiprocessor, about
+constexpr int kBlocksAtATime = 4;        // of a multiprocessor, of those
 constexpr int64_t kEnoughBlocks = 512;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kTogether) rows_together(const Job job) {
 }
 
 // The blocks of a row wait for each other in `sum`. They are numbered as they start: the blocks that have started then
-// include all of the first unfinished row, as a row has no more of them than the GPU has multiprocessors.
+// include all of the first unfinished row, as a row has no more of them than the GPU runs at a time.
 struct Split {
     int blocks;  // of a row
     __host__ __device__ int64_t bytes(int64_t rows) const {
@@ -171,7 +171,7 @@ struct Split {
     }
 };
 template <class T>
-__global__ void __launch_bounds__(kSplitThreads, 1) rows_split(const Job job, const Split split) {
+__global__ void __launch_bounds__(kSplitThreads, kBlocksAtATime) rows_split(const Job job, const Split split) {
     __shared__ double parts[kSplitThreads / 32];
     __shared__ unsigned number;
     double* const sums = static_cast<double*>(job.space);
@@ -199,8 +199,8 @@ Split split_of(const Job& job) {
     int device = 0, multiprocessors = 1;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    const int64_t useful = std::min(kBlocksAtATime * multiprocessors / job.rows, longest_of(job) / kLeastOfBlock);
-    return {static_cast<int>(std::clamp<int64_t>(useful, 1, multiprocessors))};
+    const int64_t most = int64_t{kBlocksAtATime} * multiprocessors;
+    return {static_cast<int>(std::clamp<int64_t>(std::min(most / job.rows, longest_of(job) / kLeastOfBlock), 1, most))};
 }
 bool is_split(const Job& job) {
     return kHasSums && job.rows > 0 && longest_of(job) > kLongForWarp && split_of(job).blocks > 1;

@@ -4,7 +4,10 @@
 namespace {
 template <class W, class T>
 void merged(const Job& job, const Reach<T>& reach, int64_t begin, int64_t end, T* out) {
-    std::vector<Part<W>> suffixes(static_cast<size_t>(end - begin));
+    constexpr int64_t kFew = std::clamp<int64_t>(512 / sizeof(Part<W>), 1, 16);  // short windows need no allocation
+    Part<W> few[kFew];
+    std::vector<Part<W>> many(static_cast<size_t>(end - begin > kFew ? end - begin : 0));
+    Part<W>* const suffixes = many.empty() ? few : many.data();
     const int64_t cut = begin + job.first + job.length;
     Part<W> suffix, prefix;
     for (int64_t i = cut - 1; i >= begin + job.first; --i) {
@@ -13,10 +16,10 @@ void merged(const Job& job, const Reach<T>& reach, int64_t begin, int64_t end, T
         one.append(suffix);
         suffix = one;
         const int64_t at = i - begin - job.first;
-        if (at < end - begin) suffixes[static_cast<size_t>(at)] = suffix;
+        if (at < end - begin) suffixes[at] = suffix;
     }
     for (int64_t i = begin; i < end; ++i) {
-        Part<W> both = suffixes[static_cast<size_t>(i - begin)];
+        Part<W> both = suffixes[i - begin];
         both.append(prefix);
         out[i] = number<T>(both.window, both.found, job.min_periods);
         reach.add(prefix.window, prefix.found, cut + i - begin);
