@@ -119,7 +119,7 @@ static void train() {
     nnue::Batches batches = net.batches("data", options.whole("window"));
     Tensor total = torch::zeros({}, net.device);
     const int64_t steps = options.whole("steps"), epoch = options.whole("epoch");
-    nnue::Beside beside(net.device);  // the next batch is made beside the update of this step
+    nnue::Beside beside(net.device);  // the next batch is made beside this step
     const auto next_batch = [&] {
         const nnue::Expanded batch = *batches.next(true);
         return std::pair(batch, step.prepare(batch, nnue::piece_bucket(batch)));
@@ -129,8 +129,8 @@ static void train() {
     for (int64_t number = 1; number <= steps; ++number) {
         beside.join();
         const auto [batch, ready] = std::move(next);
-        const Tensor loss = step.gradients(ready, batch);
         next = beside.start(next_batch);
+        const Tensor loss = step.gradients(ready, batch);
         step.update(loss);
         total += loss;
         if (number % epoch && number != steps) continue;
