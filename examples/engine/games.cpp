@@ -1,7 +1,7 @@
 // games NET [GAMES [SEED]]: plays random games and compares updated accumulators with refreshed ones, for each way of
-// updating: boards, with and without a cache; a stack in a random search; and for nets whose features are pieces on
-// squares, also the ways for engines with their own board: the pieces that a move adds and removes, with and without a
-// cache, one accumulator for make and unmake, and single pieces.
+// updating: boards, with and without a cache, also several moves apart; a stack in a random search; and for nets whose
+// features are pieces on squares, also the ways for engines with their own board: the pieces that a move adds and
+// removes, with and without a cache, one accumulator for make and unmake, and single pieces.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -191,7 +191,7 @@ int main(int argc, char** argv) {
     const int games = argc > 2 ? std::atoi(argv[2]) : 1000;
     std::mt19937_64 random(argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1);
     // Two accumulators take turns, as in a search; the third is refreshed. The cache has two more.
-    std::vector<Accumulator> accumulators(3), cached(2);
+    std::vector<Accumulator> accumulators(3), cached(2), apart(2);
     nnue::Cache<Net> cache;
     long long positions = 0;
     const auto wander = std::make_unique<Wander>(network, random);
@@ -200,6 +200,8 @@ int main(int argc, char** argv) {
         read_fen("rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w", board, error);
         network.refresh(board, accumulators[0]);
         network.refresh(board, cached[0], cache);
+        nnue::Board earlier = board;
+        apart[0] = accumulators[0];
         const auto own = std::make_unique<Own>(network, board);
         int en_passant = -1;
         for (int ply = 0; ply < 200; ++ply) {
@@ -219,6 +221,12 @@ int main(int argc, char** argv) {
             bool same = is_same(updated, fresh) && is_same(cached[1 - ply % 2], fresh) &&
                         network.evaluate(updated, after) == score;
             same &= ply % 10 != 0 || wander->agrees(after, en_passant);
+            if (random() % 6 == 0) {
+                network.update(earlier, apart[0], after, apart[1]);
+                same &= is_same(apart[1], fresh);
+                earlier = after;
+                apart[0] = fresh;
+            }
             same &= own->play(delta_of(board, move), old, fresh, after.black_to_move, score);
             if (!same) {
                 std::fprintf(stderr, "games: error: game %d, ply %d: the update differs from the refresh\n", game, ply);

@@ -82,6 +82,9 @@
 #else
 #define NNUE_LEVEL 0
 #endif
+#if defined(NNUE_AVX512) && NNUE_LEVEL == 6
+#define NNUE_COMPRESS
+#endif
 #if defined(__AVX512VNNI__) && defined(__AVXVNNI__)
 #define NNUE_DOTS vnni2
 #elif defined(__AVX512VNNI__) || defined(__AVXVNNI__)
@@ -323,6 +326,7 @@ struct AttackTables {
         std::uint64_t below = 0, above = 0;
     };
     std::uint64_t pawn[2][64] = {}, knight[64] = {}, king[64] = {};  // pawns also from the first and the last rank
+    std::uint64_t steps[12][64] = {};                                // by code; none for sliders
     Line lines[64][4] = {};                                          // file, rank, the two diagonals
 
     constexpr AttackTables() {
@@ -340,6 +344,11 @@ struct AttackTables {
             }
             knight[square] = collect(kKnight);
             king[square] = collect(kKing);
+            for (const int colour : {0, 1}) {
+                if (square > 7 && square < 56) steps[2 * kPawn + colour][square] = pawn[colour][square];
+                steps[2 * kKnight + colour][square] = knight[square];
+                steps[2 * kKing + colour][square] = king[square];
+            }
             const std::uint64_t before = (std::uint64_t{1} << square) - 1;
             for (int line = 0; line < 4; ++line) {
                 constexpr int kSteps[4][2] = {{0, 1}, {1, 0}, {1, 1}, {-1, 1}};
@@ -449,20 +458,29 @@ struct BoardPlanes {
         for (int type = 0; type < 6; ++type) bits |= of[type] & (std::uint64_t{0} - (types >> type & 1));
         return bits;
     }
-    // The squares that the slider on this square attacks.
-    std::uint64_t slides(int square) const {
-        const std::uint64_t is_diagonal = std::uint64_t{0} - (diagonal >> square & 1);
-        const std::uint64_t is_straight = std::uint64_t{0} - (straight >> square & 1);
-        return (bishop_attacks(square, occupied) & is_diagonal) | (rook_attacks(square, occupied) & is_straight);
-    }
-    // The pieces that attack a square.
-    std::uint64_t attackers(int square) const {
+    // The pieces other than sliders that attack a square.
+    std::uint64_t leapers(int square) const {
         constexpr std::uint64_t kInside = 0x00ffffffffffff00;
-        return (kAttacks.pawn[kBlack][square] & of[kPawn] & kInside & ~code[0]) |
-               (kAttacks.pawn[kWhite][square] & of[kPawn] & kInside & code[0]) |
-               (kAttacks.knight[square] & of[kKnight]) | (kAttacks.king[square] & of[kKing]) |
-               (bishop_attacks(square, occupied) & diagonal) | (rook_attacks(square, occupied) & straight);
+        const std::uint64_t pawns = of[kPawn] & kInside;
+        return (kAttacks.pawn[kBlack][square] & pawns & ~code[0]) | (kAttacks.pawn[kWhite][square] & pawns & code[0]) |
+               (kAttacks.knight[square] & of[kKnight]) | (kAttacks.king[square] & of[kKing]);
     }
+};
+
+// The nearest pieces on the four lines through a square, below and above it; no bit if there is none.
+struct Nearest {
+    std::uint64_t below[4], above[4];
+
+    Nearest(int square, std::uint64_t occupied) {
+        for (int line = 0; line < 4; ++line) {
+            const AttackTables::Line& squares = kAttacks.lines[square][line];
+            const std::uint64_t lower = squares.below & occupied, upper = squares.above & occupied;
+            below[line] = lower & std::uint64_t{1} << highest_bit(lower | 1);
+            above[line] = upper & (~upper + 1);
+        }
+    }
+    std::uint64_t straight() const { return below[0] | above[0] | below[1] | above[1]; }
+    std::uint64_t diagonal() const { return below[2] | above[2] | below[3] | above[3]; }
 };
 
 // The squares on which two boards differ.
@@ -470,6 +488,12 @@ inline std::uint64_t changed_squares(const Board& a, const Board& b) {
     std::uint64_t bits = 0;
 #if defined(NNUE_AVX512)
     bits = _mm512_cmpneq_epi8_mask(_mm512_loadu_si512(a.piece), _mm512_loadu_si512(b.piece));
+#elif defined(NNUE_AVX2)
+    for (int half = 0; half < 64; half += 32) {
+        const __m256i same = _mm256_cmpeq_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(a.piece + half)),
+                                               _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b.piece + half)));
+        bits |= std::uint64_t{~static_cast<std::uint32_t>(_mm256_movemask_epi8(same))} << half;
+    }
 #else
     for (int row = 0; row < 8; ++row) {
         if (std::memcmp(a.piece + 8 * row, b.piece + 8 * row, 8) == 0) continue;
@@ -482,22 +506,41 @@ inline std::uint64_t changed_squares(const Board& a, const Board& b) {
     return bits;
 }
 
+#if defined(NNUE_COMPRESS)
+struct Squares {
+    std::uint8_t number[64] = {};
+
+    constexpr Squares() {
+        for (int square = 0; square < 64; ++square) number[square] = static_cast<std::uint8_t>(square);
+    }
+};
+inline constexpr Squares kSquares{};
+#endif
+
 // Calls visit(square) for each bit, from the lowest on.
 template <class Visit>
 void for_each_bit(std::uint64_t bits, Visit visit) {
     for (; bits; bits &= bits - 1) visit(lowest_bit(bits));
 }
 
-}  // namespace detail
-
-// A pair of pieces on a board, which may have a feature. The codes are from White's view.
-struct Pair {
-    std::uint8_t first, from, second, to;
-};
-
-inline Pair pair_of(const Board& board, int from, int to) {
-    return {board.piece[from], static_cast<std::uint8_t>(from), board.piece[to], static_cast<std::uint8_t>(to)};
+// Writes the squares of the bits; returns their number. `to` has 64 places. Most lists are short but of any length, so
+// a loop over the bits would often be mispredicted.
+inline int list_squares(std::uint64_t bits, std::uint8_t* to) {
+    const int count = bit_count(bits);
+#if defined(NNUE_COMPRESS)
+    _mm512_storeu_si512(to, _mm512_maskz_compress_epi8(bits, _mm512_loadu_si512(kSquares.number)));
+#else
+    int i = 0;
+    do {
+        for (int k = 0; k < 4; ++k, bits &= bits - 1) {
+            to[i++] = static_cast<std::uint8_t>(lowest_bit(bits | std::uint64_t{1} << 63));
+        }
+    } while (i < count);
+#endif
+    return count;
 }
+
+}  // namespace detail
 
 // Two boards, and the squares on which they differ.
 struct TwoBoards {
@@ -509,15 +552,33 @@ struct TwoBoards {
         : before(a), after(b), was(a), is(b), changed(squares) {}
 };
 
-// The pairs in which two boards differ. Each of 64 pieces attacks at most eight others, and may push one.
-struct PairChanges {
+// Pairs of pieces on a board, which may have features: the squares of both. Each of 64 pieces attacks at most eight
+// others, and may push one.
+struct Pairs {
     static constexpr int kMost = 64 * 9;
-    Pair added[kMost], removed[kMost];
-    int num_added = 0, num_removed = 0;
+    std::uint8_t from[kMost + 64], to[kMost + 64];  // `put` may write 64 places after the last pair
+    int count = 0;
 
-    void put(const Board& board, int from, int to, bool is_added) {
-        (is_added ? added[num_added++] : removed[num_removed++]) = pair_of(board, from, to);
+    Pairs() {}  // leaves the lists as they are
+    void put(int first, std::uint64_t seconds) {
+        std::memset(from + count, first, 64);
+        count += detail::list_squares(seconds, to + count);
     }
+    void put(std::uint64_t firsts, int second) {
+        std::memset(to + count, second, 64);
+        count += detail::list_squares(firsts, from + count);
+    }
+    // Adds the pair if `counts`. Without a branch, since it depends on the position alone.
+    void put_if(bool counts, int first, int second) {
+        from[count] = static_cast<std::uint8_t>(first);
+        to[count] = static_cast<std::uint8_t>(second);
+        count += counts;
+    }
+};
+
+// The pairs in which two boards differ: those only after the move, and those only before it.
+struct PairChanges {
+    Pairs added, removed;
 };
 
 // The versions of Full_Threats. The features of an attacker form slots(attacker) blocks, and slot(attacker, victim) is
@@ -583,7 +644,13 @@ template <class Version>
 struct ThreatTables {
     std::uint64_t reach[12][64] = {};  // attacks on an empty board
     int offset[12][64] = {};           // squares that can be attacked from all lower squares together
-    int block[12][12] = {};            // by codes of attacker and victim; −1: no feature
+    // By codes of attacker and victim, and whether the attacker is on the lower square. Below 0: no feature, or, of
+    // two pieces of one type that attack each other, counted from the other piece.
+    int block[2][12][12] = {};
+
+    static constexpr bool is_mutual(int attacker, int victim) {
+        return attacker / 2 == victim / 2 && !(attacker / 2 == kPawn && attacker == victim);
+    }
 
     constexpr ThreatTables() {
         int total[12] = {};
@@ -602,8 +669,11 @@ struct ThreatTables {
         for (int enemy = 0; enemy < 2; ++enemy) {
             for (int attacker = enemy; attacker < 12; attacker += 2) {
                 for (int victim = 0; victim < 12; ++victim) {
+                    constexpr int kNone = -(1 << 30);
                     const int slot = Version::slot(attacker, victim);
-                    block[attacker][victim] = slot < 0 ? -1 : next + slot * total[attacker];
+                    const int found = slot < 0 ? kNone : next + slot * total[attacker];
+                    block[0][attacker][victim] = found;
+                    block[1][attacker][victim] = is_mutual(attacker, victim) ? kNone : found;
                 }
                 next += Version::slots(attacker) * total[attacker];
             }
@@ -653,15 +723,14 @@ struct Threats : MirroredKeys {
     static constexpr ThreatTables<Version> kTables{};
     static constexpr ThreatTypes<Version> kWith{};
 
-    // The feature of a pair from a perspective, `turned` by pair_orientation; −1: none.
-    static int index(const Pair& pair, int perspective, int turned) {
-        const int attacker = pair.first ^ perspective, victim = pair.second ^ perspective;
-        const int type = attacker >> 1, block = kTables.block[attacker][victim];
-        if (block < 0) return -1;
-        int f = pair.from ^ turned, t = pair.to ^ turned;
-        const bool is_mutual = type == victim >> 1 && !(type == kPawn && attacker == victim);
-        if (is_mutual && f < t) return -1;  // counted from the other piece
-        if (Version::kMerged && is_mutual && type != kPawn && attacker != victim) std::swap(f, t);
+    // The feature of a pair from a perspective, `turned` by pair_orientation; below 0: none. Without branches.
+    static int index(const Board& board, int from, int to, int perspective, int turned) {
+        const int attacker = board.piece[from] ^ perspective, victim = board.piece[to] ^ perspective;
+        int f = from ^ turned, t = to ^ turned;
+        const int block = kTables.block[f < t][attacker][victim];
+        if constexpr (Version::kMerged) {
+            if (kTables.is_mutual(attacker, victim) && attacker != victim && attacker >> 1 != kPawn) std::swap(f, t);
+        }
         const std::uint64_t below = kTables.reach[attacker][f] & ((std::uint64_t{1} << t) - 1);
         return block + kTables.offset[attacker][f] + bit_count(below);
     }
@@ -671,7 +740,7 @@ struct Threats : MirroredKeys {
         const int turned = pair_orientation(perspective, board.king[perspective]);
         const detail::BoardPlanes planes(board);
         const auto put = [&](int from, int to) {
-            const int feature = index(pair_of(board, from, to), perspective, turned);
+            const int feature = index(board, from, to, perspective, turned);
             if (feature >= 0) add(feature);
         };
         detail::for_each_bit(planes.occupied, [&](int from) {
@@ -682,44 +751,46 @@ struct Threats : MirroredKeys {
         for_each_push(planes, ~std::uint64_t{0}, put);
     }
 
-    // The pairs that appear and disappear between two boards: those with a piece that changes, and those of sliders
-    // whose lines pass through a square that changes.
+    // The pairs that appear and disappear between two boards.
     static void find_changes(const TwoBoards& boards, PairChanges& changes) {
-        const Board &before = boards.before, &after = boards.after;
-        const detail::BoardPlanes &was = boards.was, &is = boards.is;
-        const std::uint64_t changed = boards.changed, sliders = (was.diagonal | was.straight) & ~changed;
-        std::uint64_t affected = 0;
-        const auto put = [&](const Board& board, int from, std::uint64_t squares, bool is_added) {
-            detail::for_each_bit(squares, [&](int to) { changes.put(board, from, to, is_added); });
-        };
-        // The pairs of the piece on a square that changes, with all others.
-        const auto put_all_of = [&](const Board& board, const detail::BoardPlanes& planes, int square, bool is_added) {
-            const std::uint64_t attackers = planes.attackers(square) & ~changed;
-            affected |= attackers;
-            const int code = board.piece[square];
-            if (code == Board::kEmpty) return;
-            const int type = code >> 1;
-            const std::uint64_t attacked = attacks_of(type, code & 1, square, planes.occupied);
-            put(board, square, attacked & planes.of_types(kWith.victims[type]), is_added);
-            detail::for_each_bit(attackers & planes.of_types(kWith.attackers[type]),
-                                 [&](int from) { changes.put(board, from, square, is_added); });
-        };
-        detail::for_each_bit(changed, [&](int square) {
-            put_all_of(before, was, square, false);
-            put_all_of(after, is, square, true);
-        });
-        // These neither move nor disappear, so one board has their types.
-        detail::for_each_bit(affected & sliders, [&](int from) {
-            const std::uint64_t old = was.slides(from), fresh = is.slides(from);
-            const std::uint64_t victims = was.of_types(kWith.victims[before.piece[from] >> 1]) & ~changed;
-            put(before, from, old & ~fresh & victims, false);
-            put(after, from, fresh & ~old & victims, true);
-        });
-        for_each_push(was, changed, [&](int from, int to) { changes.put(before, from, to, false); });
-        for_each_push(is, changed, [&](int from, int to) { changes.put(after, from, to, true); });
+        find_pairs(boards.before, boards.was, boards.changed, changes.removed);
+        find_pairs(boards.after, boards.is, boards.changed, changes.added);
     }
 
   private:
+    // The pairs of a board that another one, which differs on the squares `changed`, does not have.
+    static void find_pairs(const Board& board, const detail::BoardPlanes& planes, std::uint64_t changed, Pairs& pairs) {
+        // Those with a piece that changes. A pair of two of them is found from its attacker.
+        detail::for_each_bit(changed & planes.occupied, [&](int square) {
+            const detail::Nearest nearest(square, planes.occupied);
+            const int code = board.piece[square], type = code >> 1;
+            const std::uint64_t straight = nearest.straight(), diagonal = nearest.diagonal();
+            std::uint64_t attacked = detail::kAttacks.steps[code][square] & planes.occupied;
+            attacked |= straight & (std::uint64_t{0} - (planes.straight >> square & 1));
+            attacked |= diagonal & (std::uint64_t{0} - (planes.diagonal >> square & 1));
+            const std::uint64_t attackers =
+                planes.leapers(square) | (straight & planes.straight) | (diagonal & planes.diagonal);
+            pairs.put(square, attacked & planes.of_types(kWith.victims[type]));
+            pairs.put(attackers & ~changed & planes.of_types(kWith.attackers[type]), square);
+        });
+        // Those of sliders through an empty square on which a piece comes or was.
+        detail::for_each_bit(changed & ~planes.occupied, [&](int square) {
+            const detail::Nearest nearest(square, planes.occupied);
+            constexpr std::uint64_t kTop = std::uint64_t{1} << 63;
+            for (int line = 0; line < 4; ++line) {
+                const std::uint64_t below = nearest.below[line], above = nearest.above[line];
+                const std::uint64_t sliders = line < 2 ? planes.straight : planes.diagonal;
+                // With two such squares between both pieces, the pair is found from the lower one.
+                const std::uint64_t between = detail::kAttacks.lines[square][line].below & ~(2 * below - 1);
+                const bool is_open = (below != 0) & (above != 0) & (((below | above | between) & changed) == 0);
+                const int low = lowest_bit(below | kTop), high = lowest_bit(above | kTop);
+                pairs.put_if(is_open & ((below & sliders) != 0), low, high);
+                pairs.put_if(is_open & ((above & sliders) != 0), high, low);
+            }
+        });
+        for_each_push(planes, changed, [&](int from, int to) { pairs.put_if(true, from, to); });
+    }
+
     // Pawns with a pawn ahead, one of both on `squares`.
     template <class Visit>
     static void for_each_push(const detail::BoardPlanes& planes, std::uint64_t squares, Visit visit) {
@@ -800,11 +871,11 @@ struct General : OneKey {
 struct PawnPairs : MirroredKeys {
     static constexpr int kFeatures = 4560, kMaxActive = 120;
 
-    static int index(const Pair& pair, int perspective, int turned) {
-        const auto number = [&](int code, int square) {
-            return 48 * ((code & 1) ^ perspective) + (square ^ turned) - 8;
+    static int index(const Board& board, int from, int to, int perspective, int turned) {
+        const auto number = [&](int square) {
+            return 48 * ((board.piece[square] & 1) ^ perspective) + (square ^ turned) - 8;
         };
-        const int a = number(pair.first, pair.from), b = number(pair.second, pair.to);
+        const int a = number(from), b = number(to);
         const int high = std::max(a, b), low = std::min(a, b);
         return high * (high - 1) / 2 + low;
     }
@@ -813,14 +884,14 @@ struct PawnPairs : MirroredKeys {
     static void list(const Board& board, int perspective, Add add) {
         const int turned = pair_orientation(perspective, board.king[perspective]);
         for_each_pair(detail::BoardPlanes(board).of[kPawn] & kInside, kInside,
-                      [&](int from, int to) { add(index(pair_of(board, from, to), perspective, turned)); });
+                      [&](int from, int to) { add(index(board, from, to, perspective, turned)); });
     }
 
     static void find_changes(const TwoBoards& boards, PairChanges& changes) {
         const std::uint64_t was = boards.was.of[kPawn] & kInside, is = boards.is.of[kPawn] & kInside;
         const std::uint64_t changed = boards.changed & (was | is);
-        for_each_pair(was, changed, [&](int from, int to) { changes.put(boards.before, from, to, false); });
-        for_each_pair(is, changed, [&](int from, int to) { changes.put(boards.after, from, to, true); });
+        for_each_pair(was, changed, [&](int from, int to) { changes.removed.put_if(true, from, to); });
+        for_each_pair(is, changed, [&](int from, int to) { changes.added.put_if(true, from, to); });
     }
 
   private:
@@ -1278,14 +1349,14 @@ inline std::int32_t dot(const std::uint8_t* x, const std::int8_t* weight, int si
     return static_cast<std::int32_t>(sum);
 }
 
-// Fetches the lines of the cache that hold these bytes, at most eight: a CPU holds few requests at a time, and its own
-// prefetcher loads the lines that follow.
-inline void prefetch(const void* address, std::size_t bytes) {
+// Fetches lines of the cache from an address on. Four are enough for a row: then the CPU's own prefetcher loads those
+// that follow. More would take the places of other rows' requests, of which a core has about a dozen.
+template <int Lines>
+inline void prefetch(const void* address) {
 #if defined(__GNUC__)
-    for (std::size_t i = 0; i < bytes && i < 512; i += 64) __builtin_prefetch(static_cast<const char*>(address) + i);
+    for (int i = 0; i < Lines; ++i) __builtin_prefetch(static_cast<const char*>(address) + 64 * i);
 #else
     static_cast<void>(address);
-    static_cast<void>(bytes);
 #endif
 }
 
@@ -1324,31 +1395,29 @@ constexpr bool kIsWoven = false;  // NEON adds bytes to words in one instruction
 inline void weave(std::int8_t*, int) {}
 #endif
 
-// Calls use(row, is_added) for each row at this tile, while the next tile is fetched. `left` is how much of the rows
-// follows this tile: after the last one the PSQT values, in one line of the cache.
+// Calls use(row, is_added) for each row at a tile of Count numbers, and fetches the first line of what follows: the
+// next tile or, after the last one, the PSQT values.
 template <int Count, class Weight, int Most, class Use>
-inline void for_each_row(const Changes<Weight, Most>& changes, int at, int left, Use use) {
-    const auto next = static_cast<std::size_t>(std::min(std::max(left, 1), Count)) * sizeof(Weight);
+inline void for_each_row(const Changes<Weight, Most>& changes, int at, Use use) {
     for (int i = 0; i < changes.num_added; ++i) {
-        prefetch(changes.added[i] + at + Count, next);
+        prefetch<1>(changes.added[i] + at + Count);
         use(changes.added[i] + at, std::true_type());
     }
     for (int i = 0; i < changes.num_removed; ++i) {
-        prefetch(changes.removed[i] + at + Count, next);
+        prefetch<1>(changes.removed[i] + at + Count);
         use(changes.removed[i] + at, std::false_type());
     }
 }
 
 // to[at … at + Count) = from + the rows that are added − the rows that are removed. The sums stay in registers.
 template <int Count, bool IsWoven, class Weight, int Most>
-inline void apply_to_tile(const std::int16_t* from, std::int16_t* to, int at, int left,
-                          const Changes<Weight, Most>& changes) {
+inline void apply_to_tile(const std::int16_t* from, std::int16_t* to, int at, const Changes<Weight, Most>& changes) {
 #if defined(NNUE_AVX512) || defined(NNUE_AVX2)
     if constexpr (IsWoven && sizeof(Weight) == 1 && Count % (2 * kWords) == 0) {
         constexpr int kPairs = Count / (2 * kWords);
         Words words[kPairs], odd[kPairs];
         for (int k = 0; k < kPairs; ++k) words[k] = odd[k] = all_words(0);
-        for_each_row<Count>(changes, at, left, [&](const std::int8_t* row, auto is_added) {
+        for_each_row<Count>(changes, at, [&](const std::int8_t* row, auto is_added) {
             for (int k = 0; k < kPairs; ++k) {
                 const Words here = load_words(reinterpret_cast<const std::int16_t*>(row) + k * kWords);
                 words[k] = is_added ? add(words[k], here) : subtract(words[k], here);
@@ -1370,7 +1439,7 @@ inline void apply_to_tile(const std::int16_t* from, std::int16_t* to, int at, in
         constexpr int kVectors = Count / kWords;
         Words sums[kVectors];
         for (int k = 0; k < kVectors; ++k) sums[k] = load_words(from + at + k * kWords);
-        for_each_row<Count>(changes, at, left, [&](const Weight* row, auto is_added) {
+        for_each_row<Count>(changes, at, [&](const Weight* row, auto is_added) {
             for (int k = 0; k < kVectors; ++k) {
                 const Words here = load_words(row + k * kWords);
                 sums[k] = is_added ? add(sums[k], here) : subtract(sums[k], here);
@@ -1383,7 +1452,7 @@ inline void apply_to_tile(const std::int16_t* from, std::int16_t* to, int at, in
     // The compiler's vectors.
     std::uint16_t sums[Count];
     for (int k = 0; k < Count; ++k) sums[k] = static_cast<std::uint16_t>(from[at + k]);
-    for_each_row<Count>(changes, at, left, [&](const Weight* row, auto is_added) {
+    for_each_row<Count>(changes, at, [&](const Weight* row, auto is_added) {
         for (int k = 0; k < Count; ++k)
             sums[k] = static_cast<std::uint16_t>(is_added ? sums[k] + row[k] : sums[k] - row[k]);
     });
@@ -1505,8 +1574,7 @@ struct PlacesOfBits {
 };
 inline constexpr PlacesOfBits kPlacesOfBits{};
 
-#if defined(NNUE_AVX512) && NNUE_LEVEL == 6
-#define NNUE_COMPRESS
+#if defined(NNUE_COMPRESS)
 // Writes first + the place of each of 16 bits; returns their number. `to` has 16 places.
 inline int list_bits(unsigned bits, int first, std::uint16_t* to) {
     const __m256i places = _mm256_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -2224,7 +2292,7 @@ class Network {
             auto& changes = changes_of<Number>();
             if (changes.num_added == kMost || changes.num_removed == kMost) apply();
             const auto* row = network_->template row<Number>(feature);
-            detail::prefetch(row, kRowBytes<WeightOfPart<Number>>);
+            detail::prefetch<4>(row);
             (is_added ? changes.added[changes.num_added++] : changes.removed[changes.num_removed++]) = row;
         }
         // Adds the features that feature(i) returns for i below count; −1 is none. Without a branch for each of them.
@@ -2242,7 +2310,7 @@ class Network {
                     rows[place] = network_->template row<Number>(std::max(found, 0));
                     place += found >= 0;
                 }
-                for (int k = before; k < place; ++k) detail::prefetch(rows[k], kRowBytes<WeightOfPart<Number>>);
+                for (int k = before; k < place; ++k) detail::prefetch<4>(rows[k]);
                 num_rows = place;
             }
         }
@@ -2263,7 +2331,7 @@ class Network {
         template <class Changes>
         void apply_to_tiles(const Changes& changes) {
             detail::for_each_tile<Net::kHidden>([&](int at, auto size) {
-                detail::apply_to_tile<size, kIsWoven>(target_.from, target_.to, at, Net::kHidden - at - size, changes);
+                detail::apply_to_tile<size, kIsWoven>(target_.from, target_.to, at, changes);
             });
         }
         void finish() {
@@ -2330,7 +2398,7 @@ class Network {
                 if (!boards) boards.emplace(before, after, changed);
                 PairChanges pairs;
                 Set::find_changes(*boards, pairs);
-                for_each_target([&](AllRows& to) { add_pairs<Set, kNumber>(pairs, after, to); });
+                for_each_target([&](AllRows& to) { add_pairs<Set, kNumber>(pairs, before, after, to); });
             } else {
                 for_each_target([&](AllRows& to) {
                     differences<Set>(before, after, changed, to.target().perspective,
@@ -2342,14 +2410,16 @@ class Network {
     }
 
     template <class Set, std::size_t Number>
-    static void add_pairs(const PairChanges& pairs, const Board& board, AllRows& rows) {
+    static void add_pairs(const PairChanges& changes, const Board& before, const Board& after, AllRows& rows) {
         const int perspective = rows.target().perspective;
-        const int turned = pair_orientation(perspective, board.king[perspective]);
-        const auto feature_of = [&](const Pair* list) {
-            return [=](int i) { return Set::index(list[i], perspective, turned); };
+        const int turned = pair_orientation(perspective, after.king[perspective]);
+        const auto add = [&](const Pairs& pairs, const Board& board, bool is_added) {
+            rows.template add_all<Number>(pairs.count, is_added, [&](int i) {
+                return Set::index(board, pairs.from[i], pairs.to[i], perspective, turned);
+            });
         };
-        rows.template add_all<Number>(pairs.num_removed, false, feature_of(pairs.removed));
-        rows.template add_all<Number>(pairs.num_added, true, feature_of(pairs.added));
+        add(changes.removed, before, false);
+        add(changes.added, after, true);
     }
 
     // Calls change(feature, is_added) for each feature that differs between two boards with the same key, which differ
