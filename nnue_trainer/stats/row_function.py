@@ -83,11 +83,12 @@ class RowFunction:
             raise ValueError("row function: out: found a tensor that is not contiguous, expected a contiguous one")
         if out.is_neg():
             raise ValueError("row function: out: found a view with the signs changed, expected a plain tensor")
-        for name, (row, _, _) in zip(self.inputs, given, strict=True):
-            if _overlap(row, out):
-                raise ValueError(
-                    f"row function: out: found a tensor that shares memory with {name}, expected memory of its own"
-                )
+        begin = out.data_ptr()
+        end = begin + out.nbytes
+        for i, (row, _, _) in enumerate(given):
+            if row.data_ptr() < end and begin < row.data_ptr() + row.nbytes:
+                found = f"a tensor that shares memory with {self.inputs[i]}"
+                raise ValueError(f"row function: out: found {found}, expected memory of its own")
 
     def _check(self, rows: tuple[Tensor, ...]) -> torch.Size:
         """The common leading dimensions of the inputs."""
@@ -179,11 +180,6 @@ def _job_of(given: Sequence[_Rows], out: Tensor, count: int) -> bytes:
     for row, size, distance in given:
         job += _HEAD.pack(row.data_ptr(), size, distance)
     return job
-
-
-def _overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether two contiguous tensors have an element in common."""
-    return a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes
 
 
 def _text(found: object) -> str:
