@@ -112,7 +112,9 @@ class Graph:
         undirected: each edge also leads back, unless it leads to its own node; an edge that is given in both directions
         counts twice. ValueError for anything else.
         """
-        nodes = whole("graph: nodes", nodes)
+        if (found := whole("graph: nodes", nodes)) > _MOST_NODES:
+            raise ValueError(f"graph: nodes: found {nodes!r}, expected at most 2^31 - 1")
+        nodes = found
         sources, targets = _ends("sources", sources), _ends("targets", targets)
         if len(sources) != len(targets) or (weights is not None and len(weights) != len(sources)):
             numbers = [len(each) for each in (sources, targets, weights) if each is not None]
@@ -442,6 +444,7 @@ def pagerank_walks(
             f"pagerank_walks: restart: found {restart!r}, expected 2^-14 or more, as walks end at 2^20 visits; "
             "`pagerank` accepts any above 0"
         )
+    rounds, groups = whole("pagerank_walks: rounds", rounds), whole("pagerank_walks: groups", groups)
     if groups < 2 or rounds < groups or rounds % groups:
         raise ValueError(f"pagerank_walks: rounds: found {rounds}, expected a multiple of groups, {groups} (2 or more)")
     n, each = graph.nodes, rounds // groups
@@ -716,7 +719,7 @@ def _exchange(graph: Graph, chosen: Tensor, k: int) -> Subgraph:
         gains.index_put_((place[among], column[targets[among]]), -weights[among], accumulate=True)
         column[come.indices] = -1
         best = int(gains.argmax())
-        gain, least = gains.view(-1)[best].item(), 1e-12 * max(1.0, float(inside.max()))
+        gain, least = gains.view(-1)[best].item(), 1e-12 * float(inside.max())
         others = [(come.values[-1] - leave.values[0]).item()] if compared < n - k else []
         others += [(come.values[0] - leave.values[-1]).item()] if compared < k else []
         if compared < _MOST_COMPARED and any(other > max(gain, least) for other in others):

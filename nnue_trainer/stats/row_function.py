@@ -75,6 +75,8 @@ class RowFunction:
         return made
 
     def _check_out(self, out: Tensor, like: Tensor, shape: torch.Size, given: Sequence[_Rows]) -> None:
+        if not isinstance(out, Tensor):
+            raise ValueError(f"row function: out: found {_text(out)}, expected a tensor")
         same_device = (out.is_cpu and like.is_cpu) or out.device == like.device
         if out.shape != shape or out.dtype != like.dtype or not same_device:
             wanted = f"{like.dtype} of shape {list(shape)} on {like.device}"

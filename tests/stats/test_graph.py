@@ -466,6 +466,19 @@ def test_densest_subgraph_is_never_below_peel_in_graphs_with_hubs(
     assert found.weight >= graph.peel(g, k).weight * (1 - 1e-12)
 
 
+def test_densest_subgraph_does_not_depend_on_the_unit_of_weights() -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        sources, targets = torch.from_numpy(rng.integers(14, size=(2, 40)))
+        weights = torch.from_numpy(rng.random(40) + 0.01)
+        found, small = (
+            graph.densest_subgraph(Graph.from_edges(14, sources, targets, weights * unit, undirected=True), 6)
+            for unit in (1, 2.0**-60)
+        )
+        assert small.nodes.equal(found.nodes)
+        assert small.weight == found.weight * 2.0**-60
+
+
 def test_densest_subgraph_leaves_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """It exchanges nodes in one thread, and gives torch its threads back, also after an error."""
     g = heavy_tailed(300, 10, 0, False)
@@ -629,6 +642,9 @@ def test_errors() -> None:
         (lambda: Graph.from_counts(torch.ones(3, 3), least=math.nan), "least: found nan, expected a number"),
         (lambda: graph.pack_bits(cast(Any, np.eye(2, dtype=bool))), "active: found ndarray, expected a tensor"),
         (lambda: graph.pagerank_walks(g, 17), "rounds: found 17, expected a multiple of groups, 16"),
+        (lambda: graph.pagerank_walks(g, FRACTION), "rounds: found 3.5, expected a whole number"),
+        (lambda: Graph.from_edges(2**31, ONE, ONE), "nodes: found 2147483648, expected at most 2.31 - 1"),
+        (lambda: Graph.from_edges(2**60, ONE, ONE), "nodes: found 1152921504606846976, expected at most"),
     ):
         with pytest.raises((ValueError, RuntimeError), match=message):
             call()

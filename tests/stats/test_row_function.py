@@ -200,6 +200,7 @@ def test_views_with_changed_signs_and_shared_memory() -> None:
         (lambda: LENGTH(torch.ones(3, requires_grad=True)), r"requires grad; pass x.detach\(\)"),
         (lambda: LENGTH(), "found 0 inputs, expected 1"),
         (lambda: LENGTH(torch.ones(2, 3), out=torch.ones(3)), r"out: found torch.float32 of shape \[3\].*shape \[2\]"),
+        (lambda: LENGTH(torch.ones(2, 3), out=cast(Any, [0.0] * 2)), "out: found list, expected a tensor"),
         (lambda: LENGTH(torch.ones(2, 3), out=torch.ones(4)[::2]), "out: found a tensor that is not contiguous"),
         (lambda: DOT(torch.ones(2, 3), torch.ones(2, 3).double()), "b: found torch.float64"),
         (lambda: DOT(torch.ones(2, 3), torch.ones(4, 3)), r"found shapes \[2, 3\], \[4, 3\], expected leading"),
