@@ -77,6 +77,12 @@ inline __m512i _mm512_sub_epi16(__m512i a, __m512i b) {
 inline __m512i _mm512_mullo_epi16(__m512i a, __m512i b) {
     return emulated::each<std::uint16_t>(a, b, [](unsigned x, unsigned y) { return x * y; });
 }
+inline __m512i _mm512_slli_epi16(__m512i a, unsigned count) {
+    return emulated::each<std::uint16_t>(a, a, [count](unsigned x, unsigned) { return x << count; });
+}
+inline __m512i _mm512_srai_epi16(__m512i a, unsigned count) {
+    return emulated::each<std::int16_t>(a, a, [count](int x, int) { return x >> count; });
+}
 inline __m512i _mm512_max_epi16(__m512i a, __m512i b) {
     return emulated::each<std::int16_t>(a, b, [](int x, int y) { return std::max(x, y); });
 }
