@@ -60,19 +60,28 @@ NNUE_HERE double folded_16(const double* lanes) {
 // `sum` of a row that one thread computes.
 template <class Of>
 struct Sums {
-    // The sum of f(element), in lanes that a compiler turns into vectors; the same on every machine.
+    // The sum of f(element), in lanes that a compiler turns into vectors; the same on every machine. A long row has
+    // more lanes, so that an addition need not wait for the one before.
     template <class F>
     NNUE_HERE double sum(F f) const {
-        constexpr int kLanes = 16;
+#ifdef __CUDACC__  // there several threads compute a long row together
+        constexpr int64_t kLong = INT64_MAX;
+#else
+        constexpr int64_t kLong = 512;
+#endif
         const Of& x = *static_cast<const Of*>(this);
         const int64_t count = x.size();
         double total = 0;
         int64_t i = 0;
-        if (count >= kLanes) {
-            double lanes[kLanes] = {};
-            for (; i + kLanes <= count; i += kLanes) {
-                for (int k = 0; k < kLanes; ++k) lanes[k] += f(x[i + k]);
-            }
+        if (count >= kLong) {
+            double lanes[32] = {};
+            add<32>(lanes, f, i);
+            for (int k = 0; k < 16; ++k) lanes[k] += lanes[k + 16];
+            add<16>(lanes, f, i);
+            total = folded_16(lanes);
+        } else if (count >= 16) {
+            double lanes[16] = {};
+            add<16>(lanes, f, i);
             total = folded_16(lanes);
         }
         for (; i + 4 <= count; i += 4) {
@@ -82,6 +91,16 @@ struct Sums {
         }
         for (; i < count; ++i) total += f(x[i]);
         return total;
+    }
+
+  private:
+    // Adds the elements from i on that fill all lanes.
+    template <int kLanes, class F>
+    NNUE_HERE void add(double* lanes, F f, int64_t& i) const {
+        const Of& x = *static_cast<const Of*>(this);
+        for (; i + kLanes <= x.size(); i += kLanes) {
+            for (int k = 0; k < kLanes; ++k) lanes[k] += f(x[i + k]);
+        }
     }
 };
 template <class T>
