@@ -389,10 +389,6 @@ inline std::uint64_t rook_attacks(int square, std::uint64_t occupied) {
 // The squares that a piece attacks; bit 0 is a1.
 inline std::uint64_t attacks_of(int type, int colour, int square, std::uint64_t occupied) {
     switch (type) {
-        case kPawn:
-            return square < 8 || square > 55 ? 0 : detail::kAttacks.pawn[colour][square];
-        case kKnight:
-            return detail::kAttacks.knight[square];
         case kBishop:
             return bishop_attacks(square, occupied);
         case kRook:
@@ -400,7 +396,7 @@ inline std::uint64_t attacks_of(int type, int colour, int square, std::uint64_t 
         case kQueen:
             return bishop_attacks(square, occupied) | rook_attacks(square, occupied);
         default:
-            return detail::kAttacks.king[square];
+            return detail::kAttacks.steps[2 * type + colour][square];
     }
 }
 
@@ -1140,9 +1136,11 @@ inline Words subtract(Words a, Words b) {
 inline Words multiply(Words a, Words b) {
     return _mm512_mullo_epi16(a, b);
 }
+inline Words all_words(int value) {
+    return _mm512_set1_epi16(static_cast<std::int16_t>(value));
+}
 inline Words clamp(Words a, int most) {
-    return _mm512_min_epi16(_mm512_max_epi16(a, _mm512_setzero_si512()),
-                            _mm512_set1_epi16(static_cast<std::int16_t>(most)));
+    return _mm512_min_epi16(_mm512_max_epi16(a, _mm512_setzero_si512()), all_words(most));
 }
 // The odd bytes, as words.
 inline Words odd_bytes(Words a) {
@@ -1150,9 +1148,6 @@ inline Words odd_bytes(Words a) {
 }
 inline Words times_256(Words a) {
     return _mm512_slli_epi16(a, 8);
-}
-inline Words all_words(int value) {
-    return _mm512_set1_epi16(static_cast<std::int16_t>(value));
 }
 inline Ints no_ints() {
     return _mm512_setzero_si512();
@@ -1212,18 +1207,17 @@ inline Words subtract(Words a, Words b) {
 inline Words multiply(Words a, Words b) {
     return _mm256_mullo_epi16(a, b);
 }
+inline Words all_words(int value) {
+    return _mm256_set1_epi16(static_cast<std::int16_t>(value));
+}
 inline Words clamp(Words a, int most) {
-    return _mm256_min_epi16(_mm256_max_epi16(a, _mm256_setzero_si256()),
-                            _mm256_set1_epi16(static_cast<std::int16_t>(most)));
+    return _mm256_min_epi16(_mm256_max_epi16(a, _mm256_setzero_si256()), all_words(most));
 }
 inline Words odd_bytes(Words a) {
     return _mm256_srai_epi16(a, 8);
 }
 inline Words times_256(Words a) {
     return _mm256_slli_epi16(a, 8);
-}
-inline Words all_words(int value) {
-    return _mm256_set1_epi16(static_cast<std::int16_t>(value));
 }
 inline Ints no_ints() {
     return _mm256_setzero_si256();
@@ -1369,6 +1363,14 @@ struct Changes {
     int num_added = 0, num_removed = 0;
 
     Changes() {}  // leaves the lists as they are; a default constructor would fill them with zeros
+    bool empty() const { return num_added + num_removed == 0; }
+    void clear() { num_added = num_removed = 0; }
+    // Calls use(row, is_added) for each row; is_added is a constant.
+    template <class Use>
+    void for_each(Use use) const {
+        for (int i = 0; i < num_added; ++i) use(added[i], std::true_type());
+        for (int i = 0; i < num_removed; ++i) use(removed[i], std::false_type());
+    }
 };
 
 // Rows of bytes are woven in memory, so that they are added as words without an extension of each number: of
@@ -1399,14 +1401,10 @@ inline void weave(std::int8_t*, int) {}
 // next tile or, after the last one, the PSQT values.
 template <int Count, class Weight, int Most, class Use>
 inline void for_each_row(const Changes<Weight, Most>& changes, int at, Use use) {
-    for (int i = 0; i < changes.num_added; ++i) {
-        prefetch<1>(changes.added[i] + at + Count);
-        use(changes.added[i] + at, std::true_type());
-    }
-    for (int i = 0; i < changes.num_removed; ++i) {
-        prefetch<1>(changes.removed[i] + at + Count);
-        use(changes.removed[i] + at, std::false_type());
-    }
+    changes.for_each([&](const Weight* row, auto is_added) {
+        prefetch<1>(row + at + Count);
+        use(row + at, is_added);
+    });
 }
 
 // to[at … at + Count) = from + the rows that are added − the rows that are removed. The sums stay in registers.
@@ -2278,7 +2276,7 @@ class Network {
     }
 
     // The rows that lead from one sum to another. Their first bytes are prefetched when they are added; they are
-    // applied in one pass over the sum.
+    // applied in one pass over the sum, or in two if some have words and some bytes.
     class AllRows {
       public:
         AllRows() {}
@@ -2315,11 +2313,11 @@ class Network {
             }
         }
         void apply() {
-            if (words_.num_added + words_.num_removed > 0 || bytes_.num_added + bytes_.num_removed == 0) {
+            if (!words_.empty() || bytes_.empty()) {
                 apply_to_tiles(words_);
                 target_.from = target_.to;
             }
-            if (bytes_.num_added + bytes_.num_removed > 0) apply_to_tiles(bytes_);
+            if (!bytes_.empty()) apply_to_tiles(bytes_);
             finish();
         }
 
@@ -2338,9 +2336,7 @@ class Network {
             if constexpr (Net::kPsqt) apply_psqt();
             target_.from = target_.to;
             target_.psqt_from = target_.psqt_to;
-            for (int* const count : {&words_.num_added, &words_.num_removed, &bytes_.num_added, &bytes_.num_removed}) {
-                *count = 0;
-            }
+            words_.clear(), bytes_.clear();
         }
         template <std::size_t Number>
         auto& changes_of() {
@@ -2353,18 +2349,15 @@ class Network {
         void apply_psqt() {
             std::uint32_t sums[Net::kBuckets];
             std::memcpy(sums, target_.psqt_from, sizeof sums);
-            const auto apply = [&](const auto& changes) {
-                for (int i = 0; i < changes.num_added; ++i) {
-                    const std::int32_t* values = psqt_of(changes.added[i]);
-                    for (int k = 0; k < Net::kBuckets; ++k) sums[k] += static_cast<std::uint32_t>(values[k]);
-                }
-                for (int i = 0; i < changes.num_removed; ++i) {
-                    const std::int32_t* values = psqt_of(changes.removed[i]);
-                    for (int k = 0; k < Net::kBuckets; ++k) sums[k] -= static_cast<std::uint32_t>(values[k]);
+            const auto apply = [&](const auto* row, auto is_added) {
+                const std::int32_t* values = psqt_of(row);
+                for (int k = 0; k < Net::kBuckets; ++k) {
+                    const auto value = static_cast<std::uint32_t>(values[k]);
+                    sums[k] = is_added ? sums[k] + value : sums[k] - value;
                 }
             };
-            apply(words_);
-            apply(bytes_);
+            words_.for_each(apply);
+            bytes_.for_each(apply);
             std::memcpy(target_.psqt_to, sums, sizeof sums);
         }
 
