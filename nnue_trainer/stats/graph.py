@@ -112,9 +112,9 @@ class Graph:
         undirected: each edge also leads back, unless it leads to its own node; an edge that is given in both directions
         counts twice. ValueError for anything else.
         """
-        if (found := whole("graph: nodes", nodes)) > _MOST_NODES:
-            raise ValueError(f"graph: nodes: found {nodes!r}, expected at most 2^31 - 1")
-        nodes = found
+        nodes = whole("graph: nodes", nodes)
+        if nodes > _MOST_NODES:
+            raise ValueError(f"graph: nodes: found {nodes}, expected at most 2^31 - 1")
         sources, targets = _ends("sources", sources), _ends("targets", targets)
         if len(sources) != len(targets) or (weights is not None and len(weights) != len(sources)):
             numbers = [len(each) for each in (sources, targets, weights) if each is not None]

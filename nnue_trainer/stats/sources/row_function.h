@@ -73,7 +73,7 @@ struct Sums {
         const int64_t count = x.size();
         double total = 0;
         int64_t i = 0;
-        if (count >= kLong) {
+        if (count >= kLong) {  // apart from the next branch: lanes that both used would be kept in memory by g++
             double lanes[32] = {};
             add<32>(lanes, f, i);
             for (int k = 0; k < 16; ++k) lanes[k] += lanes[k + 16];
