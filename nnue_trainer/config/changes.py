@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -96,46 +96,32 @@ def only_stage(recipe: Recipe, name: str) -> Recipe:
     raise UserError(f"stage {quoted(name)}: found {names or 'a recipe without stages'}, expected one of them")
 
 
+_LISTS = ("train", "validation", "files")
+"""The fields of a section that list data files."""
+
+
 def with_files(recipe: Recipe) -> tuple[Recipe, list[str]]:
     """The recipe with patterns and folders of data files replaced by the files they stand for now, and lines that list
     what each became. A resumed run thus reads the files it began with. UserError if nothing matches."""
     notes: list[str] = []
-    named = {key: getattr(recipe.data, key) for key in ("train", "weights", "validation")}
-    data = recipe.data
-    for key, value in _found(named, "", notes).items():
-        data = _changed(data, key, value)
-    stages = []
-    for stage in recipe.stages:
-        own = stage.data
-        if "weights" in own:  # of the entries as they stand in the recipe
-            own = {"train": named["train"], **own}
-        stages.append(_changed(stage, "data", own | _found(own, f"stage {stage.name}: ", notes)))
-    sets = []
-    for each in recipe.validation.sets:
-        files = data_files(each.files, f"validation.sets.{each.name}.files")
-        note = became(each.files, files)
-        notes += [f"validation.sets.{each.name}.files: {note}"] if note else []
-        sets.append(_changed(each, "files", files))
-    recipe = _changed(recipe, "validation", _changed(recipe.validation, "sets", sets))
-    return _changed(_changed(recipe, "data", data), "stages", stages), notes
 
+    def expanded(now: Mapping[str, Any], _: Any, where: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key in _LISTS:
+            names = now.get(key)
+            if names is None:
+                continue
+            names = [names] if isinstance(names, str) else names
+            files = [data_files([name], f"{where}{key}") for name in names]
+            found[key] = [file for each in files for file in each]
+            if key == "train" and now.get("weights"):
+                weights = zip(now["weights"], files, strict=True)
+                found["weights"] = [weight for weight, each in weights for _ in each]
+            note = became(names, found[key])
+            notes.extend([f"{where}{key}: {note}"] if note else [])
+        return found
 
-def _found(data: dict[str, Any], where: str, notes: list[str]) -> dict[str, Any]:
-    """The files, and their weights, that `train` and `validation` of a section data stand for."""
-    found: dict[str, Any] = {}
-    for key in ("train", "validation"):
-        names = data.get(key)
-        if names is None:
-            continue
-        names = [names] if isinstance(names, str) else names
-        files = [data_files([name], f"{where}data.{key}") for name in names]
-        found[key] = [file for each in files for file in each]
-        if key == "train" and data.get("weights"):
-            weights = zip(data["weights"], files, strict=True)
-            found["weights"] = [weight for weight, each in weights for _ in each]
-        note = became(names, found[key])
-        notes += [f"{where}data.{key}: {note}"] if note else []
-    return found
+    return _with_lists(recipe, {}, expanded), notes
 
 
 def with_known_files(recipe: Recipe, saved: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
@@ -146,7 +132,7 @@ def with_known_files(recipe: Recipe, saved: Mapping[str, Any]) -> tuple[Recipe, 
 
     def known(now: Mapping[str, Any], then: Any, where: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for key in ("train", "validation", "files"):
+        for key in _LISTS:
             names, before = now.get(key), then.get(key) if isinstance(then, Mapping) else None
             if not isinstance(names, list) or not isinstance(before, list) or len(names) <= len(before):
                 continue
@@ -170,27 +156,34 @@ def with_known_files(recipe: Recipe, saved: Mapping[str, Any]) -> tuple[Recipe, 
             )
         return found
 
+    return _with_lists(recipe, saved, known), notes
+
+
+def _with_lists(
+    recipe: Recipe, saved: Mapping[str, Any], change: Callable[[Mapping[str, Any], Any, str], dict[str, Any]]
+) -> Recipe:
+    """The recipe with what `change` makes of each section that lists data files: it gets the section, the same section
+    of the recipe `saved`, which need not be valid, and the words before a key in messages."""
     named = {key: getattr(recipe.data, key) for key in ("train", "weights", "validation")}
     data = recipe.data
-    for key, value in known(named, saved.get("data"), "data.").items():
+    for key, value in change(named, saved.get("data"), "data.").items():
         data = _changed(data, key, value)
     old_stages = schema.value_at(saved, "stages", list) or []
     then = {str(stage.get("name")): stage for stage in old_stages if isinstance(stage, dict)}
-    stages = [
-        _changed(
-            stage,
-            "data",
-            stage.data | known(stage.data, then.get(stage.name, {}).get("data"), f"stage {stage.name}: data."),
-        )
-        for stage in recipe.stages
-    ]
-    before = schema.value_at(saved, "validation.sets", list) or []
+    stages = []
+    for stage in recipe.stages:
+        # Weights are those of the entries as they stand in the recipe.
+        own = {"train": named["train"], **stage.data} if "weights" in stage.data else stage.data
+        found = change(own, then.get(stage.name, {}).get("data"), f"stage {stage.name}: data.")
+        stages.append(_changed(stage, "data", stage.data | found))
+    old_sets = schema.value_at(saved, "validation.sets", list) or []
     sets = list(recipe.validation.sets)
-    for i, (one, old) in enumerate(zip(sets, before, strict=False)):
-        for key, value in known({"files": one.files}, old, f"validation.sets.{one.name}.").items():
+    for i, one in enumerate(sets):
+        old = old_sets[i] if i < len(old_sets) else None
+        for key, value in change({"files": one.files}, old, f"validation.sets.{one.name}.").items():
             sets[i] = _changed(one, key, value)
     recipe = _changed(recipe, "validation", _changed(recipe.validation, "sets", sets))
-    return _changed(_changed(recipe, "data", data), "stages", stages), notes
+    return _changed(_changed(recipe, "data", data), "stages", stages)
 
 
 def with_precision(recipe: Recipe, precision: Precision) -> Recipe:
