@@ -12,7 +12,7 @@ import typer
 from nnue_trainer.base import extras
 from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.base.system import usable_cpus
-from nnue_trainer.cli.engine_options import HashMb, part_of, uci_options
+from nnue_trainer.cli.engine_options import HashMb, part_in, uci_options
 from nnue_trainer.cli.match import (
     Book,
     Concurrency,
@@ -38,9 +38,10 @@ if TYPE_CHECKING:
     from nnue_trainer.analysis.comparison.recipes import Entrant
     from nnue_trainer.analysis.comparison.result import Comparison
     from nnue_trainer.analysis.comparison.run import TrainedNet
+    from nnue_trainer.data.files import Part
     from nnue_trainer.match.play import Limit
     from nnue_trainer.match.result import MatchResult
-    from nnue_trainer.match.run import MatchOptions, Part
+    from nnue_trainer.match.run import MatchOptions
 
 _MOVES = 110  # moves of both sides in a usual game, as it is adjudicated
 JSON, PAGE, PICTURE = "compare.json", "compare.html", "compare.png"
@@ -108,13 +109,13 @@ def compare(
     from nnue_trainer.analysis.comparison.result import Comparison
     from nnue_trainer.match.openings import OpeningOptions
     from nnue_trainer.match.play import Limit
-    from nnue_trainer.match.run import MatchOptions, Part
+    from nnue_trainer.match.run import MatchOptions
 
     if equal not in ("positions", "time", "none"):
         raise UserError(f"--equal {quoted(equal)}: expected positions, time or none")
     entrants = entrants_of(recipes, common or ())
     check_comparable(entrants, same_positions=equal == "positions", any_net=engine is None)
-    share = Part(*part_of(part))
+    share = part_in(part)
     folder = output or Path("compare") / "-".join(re.sub(r"\W+", "_", entrant.label) for entrant in entrants[:4])
     if overwrite:
         _clear(folder)

@@ -21,11 +21,18 @@ from nnue_trainer.cli.data_tools import (
     To,
     chosen_filters,
     losses,
-    part_in,
     with_filters,
     with_scores,
 )
-from nnue_trainer.cli.engine_options import Engines, HashMb, Timeout, UciOption, uci_options, units_per_centipawn
+from nnue_trainer.cli.engine_options import (
+    Engines,
+    HashMb,
+    Timeout,
+    UciOption,
+    part_in,
+    uci_options,
+    units_per_centipawn,
+)
 from nnue_trainer.cli.outputs import AsJson, Overwrite, check_no_input, note
 from nnue_trainer.cli.pictures import Html, Png, check_pictures, present
 from nnue_trainer.cli.plugins import with_plugins

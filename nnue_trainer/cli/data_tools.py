@@ -12,12 +12,12 @@ import typer
 
 from nnue_trainer import _data
 from nnue_trainer.base.progress import counted, progress_bar
+from nnue_trainer.cli.engine_options import part_in
 from nnue_trainer.cli.outputs import Overwrite, note
 from nnue_trainer.cli.plugins import with_options, with_plugins
 from nnue_trainer.errors import UserError, shown
 
 if TYPE_CHECKING:
-    from nnue_trainer.data.files import Part
     from nnue_trainer.data.filters import Filters
     from nnue_trainer.data.transform import Report
 
@@ -71,16 +71,6 @@ def _size(text: str) -> int:
     if not 1 << 20 <= size <= 1 << 50:
         raise UserError(f"--memory: size {text!r}, expected 1M to 1024T: a number with K, M, G or T")
     return size
-
-
-def part_in(text: str | None) -> Part:
-    """The part that --part names. UserError if there is none."""
-    from nnue_trainer.cli.engine_options import part_of
-    from nnue_trainer.data.files import Part
-
-    part = Part(*part_of(text or "1/1"))
-    part.range(0)
-    return part
 
 
 def losses(counts: Mapping[str, int]) -> list[str]:

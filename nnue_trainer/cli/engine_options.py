@@ -6,11 +6,14 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nnue_trainer.errors import UserError, quoted
+
+if TYPE_CHECKING:
+    from nnue_trainer.data.files import Part
 
 Engines = Annotated[int, typer.Option("-j", "--concurrency", min=0, max=1024, help="Engines to run; 0: one per CPU.")]
 HashMb = Annotated[int, typer.Option("--hash", min=1, max=2**25, help="MB of hash for each engine.")]
@@ -29,15 +32,19 @@ def uci_options(texts: Sequence[str] | None, option: str = "--option") -> dict[s
     return options
 
 
-def part_of(text: str) -> tuple[int, int]:
-    """The numbers of I/N, which --part takes; "array" stands for those of this task of a SLURM array. UserError for
-    other texts; the range is the task's to check."""
+def part_in(text: str | None) -> Part:
+    """The part that --part names as I/N; "array" stands for that of this task of a SLURM array, None for the whole.
+    UserError for other texts."""
+    from nnue_trainer.data.files import Part
+
     if text == "array":
-        return _array_task()
-    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+        return Part(*_array_task())
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text or "1/1")
     if not found:
         raise UserError(f"--part {quoted(text)}: expected I/N, such as 2/4")
-    return int(found[1]), int(found[2])
+    part = Part(int(found[1]), int(found[2]))
+    part.range(0)  # for its error
+    return part
 
 
 def _array_task() -> tuple[int, int]:

@@ -14,7 +14,7 @@ import typer
 from nnue_trainer.base import extras
 from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.base.system import usable_cpus
-from nnue_trainer.cli.engine_options import HashMb, part_of, uci_options
+from nnue_trainer.cli.engine_options import HashMb, part_in, uci_options
 from nnue_trainer.cli.outputs import AsJson, Overwrite, note
 from nnue_trainer.cli.plugins import with_plugins
 from nnue_trainer.errors import UserError, quoted, shown
@@ -194,7 +194,7 @@ def match(
                 chosen,
                 options,
                 folder,
-                part=matches.Part(*part_of(part)),
+                part=part_in(part),
                 identity=identity,
                 progress=progress,
                 note=note,

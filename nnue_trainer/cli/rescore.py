@@ -16,7 +16,7 @@ from nnue_trainer.cli.engine_options import (
     HashMb,
     Timeout,
     UciOption,
-    part_of,
+    part_in,
     uci_options,
     units_per_centipawn,
 )
@@ -97,13 +97,10 @@ def rescore(
     if threads or arch:
         raise UserError("rescore: --threads and --arch are for --net; --concurrency sets the number of engines")
     from nnue_trainer.data.engine_scores import EngineScoring, rescore_by_engine
-    from nnue_trainer.data.files import Part
     from nnue_trainer.engines.uci import find_engine
 
     scale = units_per_centipawn(score_scale, scores["pawn"])
-    scoring = EngineScoring(
-        find_engine(engine), nodes, depth, scale, hash_mb, uci_options(option), Part(*part_of(part or "1/1"))
-    )
+    scoring = EngineScoring(find_engine(engine), nodes, depth, scale, hash_mb, uci_options(option), part_in(part))
     with progress_bar("scoring", "positions") as progress:
         report = rescore_by_engine(
             inputs,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nnue_trainer.base import extras
+from nnue_trainer.data.files import WHOLE, Part
 from nnue_trainer.data.generate import START
 from nnue_trainer.engines.uci import EngineEnded
 from nnue_trainer.errors import UserError
@@ -53,20 +54,9 @@ class MatchOptions:
     gauntlet: bool = False
 
 
-@dataclass(frozen=True)
-class Part:
-    """Part `number` of `of` of a match, from 1: every `of`-th pair."""
-
-    number: int = 1
-    of: int = 1
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.number <= self.of:
-            raise UserError(f"match: part {self.number}/{self.of}, expected I/N with I from 1 to N")
-
-    @property
-    def journal(self) -> str:
-        return JOURNAL if self.of == 1 else f"part-{self.number}-of-{self.of}.journal"
+def journal_of(part: Part) -> str:
+    """The name of the journal with the games of a part: every `of`-th pair, from `number` on."""
+    return JOURNAL if part.is_whole else f"part-{part.number}-of-{part.of}.journal"
 
 
 class Count:
@@ -133,7 +123,7 @@ def play_match(
     options: MatchOptions,
     folder: Path,
     *,
-    part: Part | None = None,
+    part: Part = WHOLE,
     identity: Mapping[str, Any] | None = None,
     replace_other: bool = False,
     progress: Callable[[int, int], None] | None = None,
@@ -147,7 +137,8 @@ def play_match(
     sides = len(set(options.teams)) if options.teams else len(players)
     if options.sprt is not None and sides != 2:
         raise UserError(f"match: {sides} {'teams' if options.teams else 'players'}, expected 2 for a sequential test")
-    part, note = part or Part(), note or (lambda line: None)
+    part.range(0)  # for its error
+    note = note or (lambda line: None)
     names = [player.name for player in players]
     openings = Openings(options.openings, options.pairs)
     header = match_header(options, names, openings, identity or {})
@@ -155,7 +146,7 @@ def play_match(
     folder.mkdir(parents=True, exist_ok=True)
     # Where engines play against the clock, a slow disk must not hold up their moves.
     waits = not options.limit.timed
-    with MatchJournal(folder / part.journal, header, replace_other=replace_other, waits=waits) as journal:
+    with MatchJournal(folder / journal_of(part), header, replace_other=replace_other, waits=waits) as journal:
         if replace_other and not journal.games:
             for path in files_of(folder):
                 path.unlink(missing_ok=True)
@@ -166,13 +157,13 @@ def play_match(
             )
         for game in journal.played():
             count.add(game)
-        if part.of == 1:
+        if part.is_whole:
             for path in sorted(folder.glob("part-*-of-*.journal")):
                 with MatchJournal(path, header) as other:
                     for game in other.played():
                         count.add(game)
         total = 2 * len(range(part.number - 1, count.total, part.of))
-        stop_early = options.sprt is not None and part.of == 1
+        stop_early = options.sprt is not None and part.is_whole
         tasks = _tasks(count, openings, part, stop_early)
         first = next(tasks, None)
         if first is not None:
@@ -196,7 +187,7 @@ def play_match(
                     if stop_early and count.over:
                         break
     result = count.result()
-    if part.of == 1:
+    if part.is_whole:
         write_files(result, options, header, folder)
     return result
 

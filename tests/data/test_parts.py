@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nnue_trainer.base.arrays import Records
-from nnue_trainer.cli.engine_options import part_of
+from nnue_trainer.cli.engine_options import part_in
 from nnue_trainer.data import room
 from nnue_trainer.data.binpack import read_binpack
 from nnue_trainer.data.files import Block, Part, PositionReader, PositionWriter
@@ -189,16 +189,16 @@ def test_a_part_of_what_depends_on_the_place_is_refused(tmp_path: Path, inputs: 
 
 def test_the_numbers_of_a_slurm_array(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="--part array: SLURM_ARRAY_TASK_ID is not set: run it in `sbatch --array`"):
-        part_of("array")
+        part_in("array")
     for task, first, last, count, expected in ((7, 7, 9, 3, (1, 3)), (20, 0, 30, 4, (3, 4)), (5, 5, 5, 1, (1, 1))):
         values = {"ID": task, "MIN": first, "MAX": last, "COUNT": count}
         for name, value in values.items():
             monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", str(value))
-        assert part_of("array") == expected
+        assert part_in("array") == expected
     monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "3")
     monkeypatch.setenv("SLURM_ARRAY_TASK_MAX", "10")
     with pytest.raises(UserError, match="expected equal steps"):
-        part_of("array")
+        part_in("array")
 
 
 def test_a_validation_of_chunks_counts_from_them(inputs: list[Path]) -> None:

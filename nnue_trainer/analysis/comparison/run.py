@@ -15,11 +15,12 @@ from pathlib import Path
 from nnue_trainer.analysis.comparison.plan import Plan
 from nnue_trainer.analysis.comparison.recipes import positions
 from nnue_trainer.analysis.runs import Run, read_run
+from nnue_trainer.data.files import Part
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint as checkpoints
 from nnue_trainer.files.atomic import replacing
 from nnue_trainer.match.players import net_of
-from nnue_trainer.match.run import MatchOptions, Part
+from nnue_trainer.match.run import MatchOptions
 from nnue_trainer.training.seeds import train_seeds
 
 NETS, RUNS, MATCH = "nets", "runs", "match"
