@@ -33,13 +33,13 @@ from nnue_trainer.files import finished
 StrPath = str | os.PathLike[str]
 
 _TEMPORARY = re.compile(r"\.nnue-[0-9a-f]{16}\.tmp")
-_KINDS = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}
 
 
 class DiskFull(UserError):
@@ -277,8 +277,12 @@ def _check_target(folder: int, path: Path) -> None:
         target = os.readlink(path.name, dir_fd=folder)
         raise UserError(f"{path}: is a symbolic link to {target}, expected the name of a file to write")
     if not stat.S_ISREG(mode):
-        kind = next((text for test, text in _KINDS if test(mode)), "not a regular file")
-        raise UserError(f"{path}: is {kind}, expected the name of a file to write")
+        raise UserError(f"{path}: is {kind_of(mode)}, expected the name of a file to write")
+
+
+def kind_of(mode: int) -> str:
+    """The kind of something that is not a regular file, in words, by its mode."""
+    return _KINDS.get(stat.S_IFMT(mode), "something else")
 
 
 def _temporary_name() -> str:

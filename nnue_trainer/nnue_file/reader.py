@@ -17,6 +17,7 @@ import numpy as np
 
 from nnue_trainer.base.closing import Closing
 from nnue_trainer.errors import UserError
+from nnue_trainer.files.atomic import kind_of
 from nnue_trainer.nnue_file import envelope, huffman, leb128
 from nnue_trainer.nnue_file.layout import Block, FileLayout, Piece, Word
 
@@ -26,13 +27,6 @@ MAX_FILE_BYTES = 2**31
 """No net is larger: SFNNv17 has 0.1 · 10⁹ bytes."""
 MAX_DESCRIPTION_BYTES = 2**24
 _BINPACK = int.from_bytes(b"BINP", "little")
-_KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a character device",
-    stat.S_IFBLK: "a block device",
-}
 
 
 class LayoutError(UserError):
@@ -79,8 +73,8 @@ class NetFile(Closing):
         try:
             status = os.fstat(self._file)
             if not stat.S_ISREG(status.st_mode):
-                kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
-                raise UserError(f"{path}: cannot read the net: found {kind}, expected a regular file")
+                found = kind_of(status.st_mode)
+                raise UserError(f"{path}: cannot read the net: found {found}, expected a regular file")
             self.size = status.st_size
             if self.size > MAX_FILE_BYTES:
                 raise UserError(

@@ -96,7 +96,7 @@ def test_only_regular_files_are_replaced(tmp_path, kind):
 
 
 def test_devices_are_not_replaced():
-    with pytest.raises(UserError, match="/dev/null: is a device, expected the name of a file"):
+    with pytest.raises(UserError, match="/dev/null: is a character device, expected the name of a file"):
         write_half("/dev/null", AssertionError("not reached"))
     assert Path("/dev/null").is_char_device()
 
