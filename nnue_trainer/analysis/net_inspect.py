@@ -113,8 +113,7 @@ class _Opened:
         if self.quantized is not None and "step" not in self.checkpoint.state:
             steps = self.quantized.tensors[tensor.name]
             return steps if tensor.columns is None else steps[..., : tensor.columns]
-        first, (rows, *_) = tensor.first_row, tensor.source_shape
-        values = self.checkpoint.tensors["model"][tensor.source_parameter][first : first + rows].float().numpy()
+        values = tensor.rows_of(self.checkpoint.tensors["model"]).float().numpy()
         values = values if tensor.source is None else values[tensor.source]
         return np.asarray(values * np.float32(tensor.scale))
 

@@ -129,9 +129,7 @@ def net_from_checkpoint(checkpoint: Checkpoint, where: str, *, any_l1: bool = Fa
 
 def _source_rows(tensor: NetTensor, model: Mapping[str, Tensor]) -> np.ndarray:
     """The range of rows of the parameter that a tensor is made of, fp32."""
-    first, (rows, *_) = tensor.first_row, tensor.source_shape
-    values = model[tensor.source_parameter][first : first + rows]
-    return np.asarray(values.detach().cpu().float().contiguous().numpy())
+    return np.asarray(tensor.rows_of(model).detach().cpu().float().contiguous().numpy())
 
 
 def exported(quantized: QuantizedNet, checkpoint: Checkpoint) -> Exported:
@@ -238,7 +236,7 @@ def checkpoint_from_net(quantized: QuantizedNet, where: str) -> Checkpoint:
             if padding.any():
                 kept[tensor.name] = torch.from_numpy(padding.copy())
             steps = steps[..., : tensor.columns]
-        into = _rows_of(tensor, model)
+        into = tensor.rows_of(model).numpy()  # writing to it changes the parameter
         if tensor.source is None:
             _dequantize(tensor, np.ascontiguousarray(steps), where, into)
         else:
@@ -247,18 +245,6 @@ def checkpoint_from_net(quantized: QuantizedNet, where: str) -> Checkpoint:
     state = {"net": {"name": net.name, "description": description, "layout": quantized.layout}}
     tensors = {"model": model, "net": kept} if kept else {"model": model}
     return Checkpoint(net.architecture, tensors, None, state)
-
-
-def _rows_of(tensor: NetTensor, model: Mapping[str, Tensor]) -> np.ndarray:
-    """The rows of a parameter that a tensor is made of; writing to them changes the parameter."""
-    first, (rows, *_) = tensor.first_row, tensor.source_shape
-    return model[tensor.source_parameter].numpy()[first : first + rows]
-
-
-def _put(tensor: NetTensor, values: np.ndarray, model: Mapping[str, Tensor]) -> None:
-    """Puts the floats of a tensor, without padding columns, into the range of rows of its parameter."""
-    into = _rows_of(tensor, model)
-    into[... if tensor.source is None else tensor.source] = values
 
 
 def read_format(
@@ -293,7 +279,9 @@ def read_format(
     for tensor in others:
         values = found[tensor.name].values
         assert values is not None
-        _put(tensor, values[..., : tensor.columns] if tensor.columns else values, checkpoint.tensors["model"])
+        into = tensor.rows_of(checkpoint.tensors["model"]).numpy()
+        values = values[..., : tensor.columns] if tensor.columns else values
+        into[... if tensor.source is None else tensor.source] = values
     return quantized, checkpoint
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from torch import Tensor
 
 from nnue_trainer.modules.straight_through import Steps
 from nnue_trainer.nets.integer_forward import INT16_MAX
@@ -65,12 +67,15 @@ class NetTensor:
         rows = self.shape[0] if self.rows is None else self.rows
         return (rows, *self.shape[1:-1], self.columns or last) if len(self.shape) > 1 else (rows,)
 
+    def rows_of(self, model: Mapping[str, Tensor]) -> Tensor:
+        """The rows of the parameter, a view, among the parameters of the float model by name."""
+        return model[self.source_parameter][self.first_row :][: self.source_shape[0]]
+
     @property
     def steps(self) -> Steps:
         """How the rows of the parameter become integers. Those of up to 16 bits are rounded from an fp32 product, so
         that export and every device agree on each of them."""
-        rows, *_ = self.source_shape
-        return Steps(self.first_row, rows, self.scale, self.limit, wide=self.limit > INT16_MAX)
+        return Steps(self.first_row, self.source_shape[0], self.scale, self.limit, wide=self.limit > INT16_MAX)
 
     def piece(self, index: int | None = None) -> Piece:
         """The tensor as it lies in a file, or its part `index`."""
