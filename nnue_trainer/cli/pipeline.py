@@ -32,7 +32,7 @@ from nnue_trainer.cli.outputs import note
 from nnue_trainer.engines.uci import find_engine
 from nnue_trainer.errors import UserError, quoted
 from nnue_trainer.files import lease, presets
-from nnue_trainer.files.atomic import refused, replacing
+from nnue_trainer.files.atomic import refusing, replacing
 from nnue_trainer.registry import load_plugin
 from nnue_trainer.schema import section
 
@@ -327,11 +327,9 @@ def _alone(folder: Path) -> Iterator[tuple[int, Callable[[], None]]]:
     """Holds the lock on a folder. The commands inherit it, so one that outlives a killed `nnue run` keeps it. The
     function, called before `steps.json` is replaced, raises UserError if another `nnue run` has taken the lease over.
     """
-    try:
+    with refusing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise refused(folder, error) from None
     try:
         without_locks = lease.lock(lock, folder / f"{_LOCK}.owner", lambda text: note(f"{folder}: {text}"))
     except BlockingIOError:

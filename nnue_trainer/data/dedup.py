@@ -25,7 +25,7 @@ from nnue_trainer.data.files import Chess960, PositionWriter, Progress, StrPath,
 from nnue_trainer.data.reading import ReadingOptions
 from nnue_trainer.data.transform import Report, check_outputs
 from nnue_trainer.errors import UserError
-from nnue_trainer.files.atomic import check_all_new, refused
+from nnue_trainer.files.atomic import check_all_new, refusing
 
 Keys = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
@@ -96,7 +96,7 @@ class KeyTable:
 
     def _spill(self) -> None:
         """Moves the keys in memory to the files, with their numbers."""
-        try:
+        with refusing(self._folder):
             while len(self._files) < _PARTS:
                 self._files.append(tempfile.TemporaryFile(dir=self._folder))  # noqa: SIM115
             keys = np.concatenate([np.zeros(0, np.uint64), *self._keys])
@@ -105,8 +105,6 @@ class KeyTable:
             ends = np.searchsorted(rows[:, 0] >> np.uint64(56), np.arange(_PARTS + 1, dtype=np.uint64))
             for part, file in enumerate(self._files):
                 file.write(rows[ends[part] : ends[part + 1]].tobytes())
-        except OSError as error:
-            raise refused(self._folder, error) from None
         self._keys, self._held = [], 0
 
     def repeated(self) -> Bools:
@@ -117,7 +115,7 @@ class KeyTable:
             found[_later(keys)] = True
             return found
         self._spill()
-        try:
+        with refusing(self._folder):
             backing = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
             backing.truncate(max(self.count, 1))
             found = np.memmap(backing, np.bool_, "r+", shape=(self.count,))
@@ -131,8 +129,6 @@ class KeyTable:
                 rows = np.frombuffer(file.read(), np.uint64).reshape(-1, 2)
                 found[np.sort(rows[_later(rows[:, 0]), 1])] = True
                 file.close()
-        except OSError as error:
-            raise refused(self._folder, error) from None
         return found
 
     def close(self) -> None:

@@ -33,6 +33,7 @@ from nnue_trainer.base.arrays import Records
 from nnue_trainer.base.status import InUse
 from nnue_trainer.errors import UserError, quoted, shown
 from nnue_trainer.files import lease
+from nnue_trainer.files.atomic import refused, refusing
 
 VERSION = 2
 _ENTRY = struct.Struct("<4sIIII")
@@ -165,7 +166,7 @@ class Journal:
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise UserError(f"{self.path}: is a symbolic link, expected a journal or nothing") from None
-            raise self._failed(error) from None
+            raise refused(self.path, error) from None
 
     def _lock(self, file: int) -> None:
         if self._lease is not None:  # it stays if `_open` has to create the file again
@@ -263,25 +264,19 @@ class Journal:
 
     def _write(self, data: bytes) -> None:
         self.check_owned()
-        try:
+        with refusing(self.path):
             while data:
                 data = data[os.write(self._file, data) :]
-        except OSError as error:
-            raise self._failed(error) from None
 
     def _truncate(self, size: int) -> None:
         self.check_owned()
-        try:
+        with refusing(self.path):
             os.ftruncate(self._file, size)
-        except OSError as error:
-            raise self._failed(error) from None
 
     def _sync(self) -> None:
         self._end_sync()
-        try:
+        with refusing(self.path):
             os.fsync(self._file)
-        except OSError as error:
-            raise self._failed(error) from None
         self._on_disk = self.games
         self._last_sync = time.monotonic()
 
@@ -290,10 +285,8 @@ class Journal:
         if self._syncing is None:
             return
         (games, syncing), self._syncing = self._syncing, None
-        try:
+        with refusing(self.path):
             syncing.result()
-        except OSError as error:
-            raise self._failed(error) from None
         self._on_disk = games
 
     def _sync_folder(self) -> None:
@@ -304,9 +297,6 @@ class Journal:
                 os.fsync(folder)
             finally:
                 os.close(folder)
-
-    def _failed(self, error: OSError) -> UserError:
-        return UserError(f"{self.path}: cannot be written: {error.strerror}")
 
 
 def _owner(path: Path) -> Path:

@@ -21,8 +21,8 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -58,7 +58,7 @@ class OutputFile:
         self.path = Path(path)
         self._check = check
         self._open = False
-        try:
+        with refusing(self.path):
             self._folder = _open_folder(self.path)
             try:
                 _check_target(self._folder, self.path)
@@ -67,8 +67,6 @@ class OutputFile:
             except BaseException:
                 os.close(self._folder)
                 raise
-        except OSError as error:
-            raise refused(self.path, error) from None
         self.file = os.fdopen(self.fd, "wb")
         self._process = os.getpid()
         self._open = True
@@ -101,11 +99,9 @@ class OutputFile:
     def sync(self) -> None:
         """Puts all that was written on disk; a lack of space shows here. For outputs that belong together:
         sync them all, then commit them all."""
-        try:
+        with refusing(self.path):
             self.file.flush()
             os.fsync(self.fd)
-        except OSError as error:
-            raise refused(self.path, error) from None
 
     def discard(self) -> None:
         """Removes what was written, unless it was committed."""
@@ -146,7 +142,7 @@ def link(existing: StrPath, path: StrPath, check: Callable[[], None] = lambda: N
     """Makes `path` another name of the file `existing`, in one step; a copy where the file system has no hard links.
     `check`: as in `OutputFile`."""
     path = Path(path)
-    try:
+    with refusing(path):
         folder = _open_folder(path)
         try:
             _check_target(folder, path)
@@ -169,8 +165,6 @@ def link(existing: StrPath, path: StrPath, check: Callable[[], None] = lambda: N
                 _sync_folder(folder)
         finally:
             os.close(folder)
-    except OSError as error:
-        raise refused(path, error) from None
     if not linked:
         with Path(existing).open("rb") as source, replacing(path, check) as output:
             shutil.copyfileobj(source, output.file, 1 << 20)
@@ -252,6 +246,15 @@ def refused(path: StrPath, error: OSError) -> UserError:
     """The error for a file or folder that cannot be written: DiskFull where that is the reason."""
     kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else UserError
     return kind(f"{path}: cannot be written: {error.strerror or error}")
+
+
+@contextmanager
+def refusing(path: StrPath) -> Iterator[None]:
+    """Raises `refused` for what the system refuses in the block."""
+    try:
+        yield
+    except OSError as error:
+        raise refused(path, error) from None
 
 
 def _open_folder(path: Path) -> int:
