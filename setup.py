@@ -122,7 +122,7 @@ def cpu_sources() -> list[str]:
 
 def stats_cpu_sources() -> list[str]:
     """The sources of the CPU operators of statistics."""
-    small = ("stats_library.cpp", "cpu/stats/enumerations.cpp", "cpu/stats/ewm.cpp")
+    small = ("stats_library.cpp", "cpu/stats/enumerations.cpp", "cpu/stats/ewm.cpp", "cpu/stats/row_function.cpp")
     return with_one_unit("stats_cpu", small, sources("csrc/cpu/stats/*.cpp", "data_loader/base/*.cpp"))
 
 

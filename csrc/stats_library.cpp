@@ -31,6 +31,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(nnue, m) {
     m.def("transpose(Tensor x) -> Tensor");
     m.def("row_norms(Tensor x, Tensor(a!)? sums, Tensor(b!)? roots, Tensor(c!)? largest) -> ()");
 
+    // Contract: row_function.h.
+    m.def("_row_function(Tensor x, Tensor(a!) out, int functions) -> ()");
+    m.def("_row_function_of(Tensor[] rows, Tensor(a!) out, int functions) -> ()");
+
     // Contracts: graph.h.
     m.def("pack_bits(Tensor active) -> Tensor");
     m.def("bit_counts(Tensor a, Tensor? b=None) -> Tensor");

@@ -28,6 +28,7 @@ HOMES = {
     "random_fill": "stats._random_fill",
     "random_walks": "stats.graph",
     "rolling": "stats.windows",
+    "_row_function": "stats.row_function",
     "row_norms": "stats.matrix",
     "stats_enumerations": "stats._plain",
     "_stack_order": "modules.layer_stacks",

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import itertools
 import re
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from nnue_trainer.base import _library
 from nnue_trainer.files import compile_once
-from nnue_trainer.stats import window_function
+from nnue_trainer.stats import _plain, window_function
 from nnue_trainer.stats._given import dense
 
 _WHAT = "row functions"
 _MOST = 8  # inputs
 _DTYPES = (torch.float32, torch.float64)
-_HEAD = struct.Struct("3q")  # of a job, and of each of its inputs
+
+_plain.register("nnue::_row_function")
+_plain.register("nnue::_row_function_of")
+_call, _call_of = torch.ops.nnue._row_function, torch.ops.nnue._row_function_of
 
 
 @dataclass(frozen=True)
@@ -57,73 +63,76 @@ class RowFunction:
         ValueError if a tensor has another dtype, device or shape. There is no derivative: RuntimeError for inputs that
         require one.
         """
-        shape = self._check(rows)
-        first = rows[0]
-        given = [_rows_of(row, shape if len(rows) > 1 else None) for row in rows]
-        if out is None:
-            made = first.new_empty(shape)
-        else:
-            made = out
-            self._check_out(out, first, shape, given)
-        count = made.numel()
-        if count and first.is_cpu:
-            cost = 1 + given[0][1] if len(given) == 1 else 1 + sum(size for _, size, _ in given)
-            call = self._on_cpu.apply_float if first.dtype == torch.float32 else self._on_cpu.apply_double
-            window_function._run("row function", self.name, call, _job_of(given, made, count), count, cost)
-        elif count:
-            self._launch(self._on_cuda, _job_of(given, made, count), first)
+        first = rows[0] if rows else None
+        is_one = len(rows) == len(self.inputs) == 1 and isinstance(first, Tensor) and not first.requires_grad
+        if not is_one or (out is not None and (not isinstance(out, Tensor) or out.is_neg())):
+            self._check(rows, out)
+        assert first is not None
+        made = first.new_empty(self._broadcast(rows)) if out is None else out
+        functions = self._on_cuda if first.is_cuda else self._on_cpu
+        try:
+            if len(rows) == 1:
+                _call(first, made, functions)
+            else:
+                given = [row if row.numel() == row.shape[-1] else row.expand(*made.shape, -1) for row in rows]
+                _call_of(given, made, functions)
+        except RuntimeError as error:
+            self._check(rows, out)
+            raise RuntimeError(f"row function: {self.name}: {error}") from None
         return made
 
-    def _check_out(self, out: Tensor, like: Tensor, shape: torch.Size, given: Sequence[_Rows]) -> None:
+    def _check(self, rows: tuple[Tensor, ...], out: Tensor | None) -> None:
+        """ValueError or RuntimeError for what the operator would refuse, or not notice."""
+        if len(rows) != len(self.inputs):
+            raise ValueError(f"row function: found {len(rows)} inputs, expected {len(self.inputs)}: {self.inputs}")
+        first = rows[0]
+        for name, row in zip(self.inputs, rows, strict=True):
+            good = isinstance(row, Tensor) and row.dtype in _DTYPES and row.dim() > 0
+            if not good or row.dtype != first.dtype or row.device != first.device:
+                wanted = "float32 or float64 [..., n], all of one dtype and device"
+                raise ValueError(f"row function: {name}: found {_text(row)}, expected {wanted}")
+            dense(f"row function: {name}", row)
+            if row.requires_grad and torch.is_grad_enabled():
+                raise RuntimeError(f"row function: {name}: found a tensor that requires grad; pass {name}.detach()")
+        if not (first.is_cpu or first.is_cuda):
+            raise ValueError(f"row function: found a tensor on {first.device}, expected one on cpu or cuda")
+        shape = self._broadcast(rows)
+        if out is None:
+            return
         if not isinstance(out, Tensor):
             raise ValueError(f"row function: out: found {_text(out)}, expected a tensor")
-        same_device = (out.is_cpu and like.is_cpu) or out.device == like.device
-        if out.shape != shape or out.dtype != like.dtype or not same_device:
-            wanted = f"{like.dtype} of shape {list(shape)} on {like.device}"
+        if (out.shape, out.dtype, out.device) != (shape, first.dtype, first.device):
+            wanted = f"{first.dtype} of shape {list(shape)} on {first.device}"
             raise ValueError(f"row function: out: found {_text(out)}, expected {wanted}")
         if not out.is_contiguous():
             raise ValueError("row function: out: found a tensor that is not contiguous, expected a contiguous one")
         if out.is_neg():
             raise ValueError("row function: out: found a view with the signs changed, expected a plain tensor")
-        begin = out.data_ptr()
-        end = begin + out.nbytes
-        for i, (row, _, _) in enumerate(given):
-            if row.data_ptr() < end and begin < row.data_ptr() + row.nbytes:
-                found = f"a tensor that shares memory with {self.inputs[i]}"
+        begin, end = out.data_ptr(), out.data_ptr() + out.nbytes
+        for name, row in zip(self.inputs, rows, strict=True):
+            if row.is_contiguous() and row.data_ptr() < end and begin < row.data_ptr() + row.nbytes:
+                found = f"a tensor that shares memory with {name}"
                 raise ValueError(f"row function: out: found {found}, expected memory of its own")
 
-    def _check(self, rows: tuple[Tensor, ...]) -> torch.Size:
+    def _broadcast(self, rows: tuple[Tensor, ...]) -> torch.Size:
         """The common leading dimensions of the inputs."""
-        if len(rows) != len(self.inputs):
-            raise ValueError(f"row function: found {len(rows)} inputs, expected {len(self.inputs)}: {self.inputs}")
-        first = rows[0]
-        for i, row in enumerate(rows):
-            good = isinstance(row, Tensor) and row.dtype in _DTYPES and row.dim() > 0
-            if not good or (row is not first and (row.dtype != first.dtype or row.device != first.device)):
-                wanted = "float32 or float64 [..., n], all of one dtype and device"
-                raise ValueError(f"row function: {self.inputs[i]}: found {_text(row)}, expected {wanted}")
-            if row.layout is not torch.strided or row.is_nested:
-                dense(f"row function: {self.inputs[i]}", row)
-            if row.requires_grad and torch.is_grad_enabled():
-                name = self.inputs[i]
-                raise RuntimeError(f"row function: {name}: found a tensor that requires grad; pass {name}.detach()")
-        if not (first.is_cpu or first.is_cuda):
-            raise ValueError(f"row function: found a tensor on {first.device}, expected one on cpu or cuda")
         if len(rows) == 1:
-            return first.shape[:-1]
-        leading = {row.shape[:-1] for row in rows}
-        if len(leading) == 1:
-            return leading.pop()
-        try:
-            return cast(torch.Size, torch.broadcast_shapes(*leading))  # type: ignore[no-untyped-call]
-        except RuntimeError:
-            shapes = ", ".join(str(list(row.shape)) for row in rows)
-            raise ValueError(
-                f"row function: found shapes {shapes}, expected leading dimensions that broadcast"
-            ) from None
+            return rows[0].shape[:-1]
+        shape: list[int] = []
+        for sizes in itertools.zip_longest(*(row.shape[-2::-1] for row in rows), fillvalue=1):
+            wanted = set(sizes) - {1} or {1}
+            if len(wanted) > 1:
+                shapes = ", ".join(str(list(row.shape)) for row in rows)
+                raise ValueError(f"row function: found shapes {shapes}, expected leading dimensions that broadcast")
+            shape += wanted
+        return torch.Size(reversed(shape))
 
-    def _launch(self, library: Any, job: bytes, like: Tensor) -> None:
-        window_function._launch("row function", self.name, library, job, like)
+    def _number(self, of_operators: Path, *functions: Any) -> int:
+        """The number by which the operators of a library find these compiled functions, whose library stays loaded."""
+        add = ctypes.CDLL(str(of_operators)).nnue_add_row_functions
+        add.argtypes, add.restype = [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int64
+        addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
+        return int(add((ctypes.c_void_p * len(addresses))(*addresses), len(self.inputs)))
 
     def _filled(self, *names: str) -> str:
         """Files of `sources/` with this function in them."""
@@ -139,18 +148,21 @@ class RowFunction:
         return re.sub(r"\b(PARAMETERS|ARGUMENTS|INPUTS|SUMS|BODY)\b", lambda found: texts[found[0]], source)
 
     @functools.cached_property
-    def _on_cpu(self) -> Any:
+    def _on_cpu(self) -> int:
         flags = [*window_function._CPU_FLAGS, "-fno-math-errno", "-fno-trapping-math", *_vector_flags()]
         compiler, source = compile_once.find_compiler(_WHAT), self._filled("row_function.h", "on_cpu.h")
-        return window_function._load(self.name, source, ".cpp", compiler, flags, "the CPU")
+        library = window_function._load(self.name, source, ".cpp", compiler, flags, "the CPU")
+        return self._number(_library.STATS_CPU_LIBRARY, library.apply_float, library.apply_double)
 
     @property
     def _cuda_source(self) -> str:
         return self._filled("row_function.h", "row_function.cuh", "on_cuda.cuh")
 
     @functools.cached_property
-    def _on_cuda(self) -> Any:
-        return window_function._load_for_cuda(self.name, self._cuda_source, _WHAT)
+    def _on_cuda(self) -> int:
+        library = window_function._load_for_cuda(self.name, self._cuda_source, _WHAT)
+        functions = library.apply_float, library.apply_double, library.bytes
+        return self._number(_library.STATS_CUDA_LIBRARY, *functions)
 
 
 def _vector_flags() -> list[str]:
@@ -159,29 +171,6 @@ def _vector_flags() -> list[str]:
     if level == "AVX512":
         return ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
     return ["-mavx2"] if level == "AVX2" else []
-
-
-_Rows = tuple[Tensor, int, int]
-"""a tensor whose rows lie at equal distances, the size of a row, and the distance: 0 for one row that all share"""
-
-
-def _rows_of(row: Tensor, shape: torch.Size | None) -> _Rows:
-    """The rows, expanded to these leading dimensions; None: their own."""
-    size = row.shape[-1]
-    shared = shape is not None and row.numel() == size
-    if shape is not None and not shared and row.shape[:-1] != shape:
-        row = row.expand(*shape, size)
-    if row.is_neg() or not row.is_contiguous():
-        row = row.contiguous().resolve_neg()
-    return row, size, 0 if shared else size
-
-
-def _job_of(given: Sequence[_Rows], out: Tensor, count: int) -> bytes:
-    """`Job` of row_function.h without `space`."""
-    job = _HEAD.pack(0, out.data_ptr(), count)
-    for row, size, distance in given:
-        job += _HEAD.pack(row.data_ptr(), size, distance)
-    return job
 
 
 def _text(found: object) -> str:

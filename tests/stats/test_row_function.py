@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from needs import require
 
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import compile_once
-from nnue_trainer.stats import RowFunction, WindowFunction, matrix, rolling, row_function, window_function
+from nnue_trainer.stats import RowFunction, WindowFunction, matrix, rolling, window_function
 
 LENGTH = RowFunction("return sqrt(x.sum([](double v) { return v * v; }));", name="length")
 DOT = RowFunction(
@@ -87,10 +88,13 @@ def emulated(function: RowFunction, *rows: torch.Tensor) -> torch.Tensor:
     require(emulated_library.why_not())
     path = emulated_library.build_source(function._cuda_source, compile_once.cache_folder("emulated"))
     library = window_function._with_types(ctypes.CDLL(str(path)), on_cuda=True)
-    shape = function._check(rows)
-    out = rows[0].new_full(shape, 77)
-    given = [row_function._rows_of(row, shape) for row in rows]
-    function._launch(library, row_function._job_of(given, out, out.numel()), out)
+    out = rows[0].new_full(function._broadcast(rows), 77)
+    job = struct.pack("3q", 0, out.data_ptr(), out.numel())
+    given = [row if row.numel() == row.shape[-1] else row.expand(*out.shape, -1).contiguous() for row in rows]
+    for row in given:
+        size = row.shape[-1]
+        job += struct.pack("3q", row.data_ptr(), size, 0 if row.numel() == size else size)
+    window_function._launch("row function", function.name, library, job, out)
     return out
 
 

@@ -145,6 +145,9 @@ def _windows(g: torch.Generator) -> None:
     numbers.integers(0, 9, (9,))
     matrix.norms(x)
     matrix.transpose(x)
+    stats.RowFunction("return x.sum([](double v) { return v * v; });")(x)
+    product = "return a.sum([&](double v) { return b.sum([=](double u) { return u * v; }); });"
+    stats.RowFunction(product, inputs=("a", "b"))(x, x[0])
 
 
 def _graphs(g: torch.Generator) -> None:
