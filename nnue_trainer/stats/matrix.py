@@ -69,10 +69,13 @@ def norms(x: Tensor, out: tuple[Tensor | None, Tensor | None, Tensor | None] | N
 
     Raises:
         RuntimeError: a tensor has another shape, dtype or device.
+        ValueError: something else is found than a tensor.
     """
+    if out is not None and (not isinstance(out, tuple | list) or len(out) != 3):
+        raise ValueError(f"norms: out: found {type(out).__name__}, expected a tuple of three tensors or None")
     given, x = (None, None, None) if out is None else out, dense("norms: x", x)
     made = Norms(*(x.new_empty(x.shape[:-1]) if t is None else t for t in given))
-    torch.ops.nnue.row_norms(x, *made)
+    _run("norms", x, *made)
     return made
 
 
@@ -80,19 +83,29 @@ def norm(x: Tensor, order: float = 2, out: Tensor | None = None) -> Tensor:
     """One of the norms of `norms`: order 1, 2 or infinity. `x` [..., n]; `out` and the result [...], in its dtype.
 
     Raises:
-        ValueError: `order` is none of these.
-        RuntimeError: as for `norms`.
+        ValueError: `order` is none of these, or as for `norms`; RuntimeError as there.
     """
     to = dense("norm: x", x).new_empty(x.shape[:-1]) if out is None else out
     if order == 2:
-        torch.ops.nnue.row_norms(x, None, to, None)
+        _run("norm", x, None, to, None)
     elif order == 1:
-        torch.ops.nnue.row_norms(x, to, None, None)
+        _run("norm", x, to, None, None)
     elif order == math.inf:
-        torch.ops.nnue.row_norms(x, None, None, to)
+        _run("norm", x, None, None, to)
     else:
         raise ValueError(f"norm: order: found {order!r}, expected 1, 2 or inf")
     return to
+
+
+def _run(where: str, x: Tensor, *out: Tensor | None) -> None:
+    try:
+        torch.ops.nnue.row_norms(x, *out)
+    except RuntimeError:  # of torch, for another type than a tensor, with several lines
+        dense(f"{where}: x", x)
+        for to in out:
+            if to is not None:
+                dense(f"{where}: out", to)
+        raise
 
 
 def _transposed(x: Tensor) -> Tensor:

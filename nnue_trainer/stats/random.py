@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nnue_trainer.stats._given import number
+
 __all__ = ["Philox"]
 
 Size = int | Sequence[int]
@@ -56,7 +58,12 @@ class Philox:
         place = _wrapped(operator.index(self.seed)), _wrapped(operator.index(self.stream)), self.offset
         from nnue_trainer.stats._random_fill import CODES  # only here: it loads the library of statistics
 
-        torch.ops.nnue.random_fill(out, CODES[distribution], *place, *numbers)
+        try:
+            torch.ops.nnue.random_fill(out, CODES[distribution], *place, *numbers)
+        except RuntimeError:  # of torch, for another type than a number, with several lines
+            for value in numbers:
+                number(f"random: {distribution}", value, nan=True)
+            raise
         self.offset += out.numel()
         return out
 

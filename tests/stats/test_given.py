@@ -141,6 +141,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: stats.rolling(SERIES, torch.tensor(True)), r"window: found tensor\(True\), expected a whole number"),  # type: ignore[arg-type]
     (lambda: stats.rolling(SERIES, 2).var(math.nan), "ddof: found nan, expected a number"),
     (lambda: stats.expanding(SERIES, -1), "rolling: min_periods: found -1, expected a whole number"),
+    (lambda: stats.matrix.norm(torch.ones(2, 3), out=[1]), "norm: out: found list, expected a tensor"),  # type: ignore[arg-type]
+    (lambda: stats.matrix.norms(torch.ones(2, 3), out=[1]), "norms: out: found list, expected a tuple of three"),  # type: ignore[arg-type]
+    (lambda: stats.random.Philox(1).bernoulli("a", 3), "random: bernoulli: found 'a', expected a number"),  # type: ignore[arg-type]
+    (lambda: stats.random.Philox(1).normal(3, std=None), "random: normal: found None, expected a number"),  # type: ignore[arg-type]
 ]
 
 
