@@ -228,7 +228,7 @@ def plot(report: dict[str, Any], folder: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     for name, rows in report["ladders"].items():
         key = next((k for k in ("window", "size") if k in rows[0]), None)
@@ -239,6 +239,10 @@ def plot(report: dict[str, Any], folder: Path) -> None:
             bars = axis.barh([row["kernel"] for row in shown], [row["seconds"] * 1e3 for row in shown])
             axis.bar_label(bars, [f"{row['seconds'] * 1e3:.3g}" for row in shown], padding=2)
             axis.set(xscale="log", xlabel="ms", title=name.replace("_", " ") + (f", {key} {group}" if key else ""))
+            narrow = max(bars.datavalues) < 100 * min(bars.datavalues)
+            axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if narrow else (1,)))
+            axis.xaxis.set_major_formatter("{x:g}")
+            axis.xaxis.set_minor_formatter(ticker.NullFormatter())
             axis.margins(x=0.2)
         figure.suptitle(report["environment"]["device"])
         figure.tight_layout()
