@@ -26,7 +26,7 @@ STABLE_TORCH_LIBRARY(nnue, m) {
     // Contracts: perspective_transformer.h.
     m.def(
         "_perspective_plan(Tensor white, Tensor black, Tensor black_to_move, int num_features, int bucket_size, "
-        "int num_bucketed, int weight_bytes) -> Tensor");
+        "int num_bucketed, int weight_bytes, bool check_indices=True) -> Tensor");
     m.def(
         "_perspective_transformer_forward(Tensor[] batch, Tensor weight, Tensor bias, Tensor? psqt, int[] transformer, "
         "float[] range, ScalarType output_dtype, bool save, Tensor? leaf=None, bool sparse_grad=False, "

@@ -179,7 +179,8 @@ Tensor psqt_forward(const Rows& rows, const Tensor& psqt_in, const Tensor& psqt_
 }
 
 Tensor plan_op(const Tensor& white, const Tensor& black, const Tensor& black_to_move, int64_t num_features,
-               int64_t /*bucket_size*/, int64_t /*num_bucketed*/, int64_t /*weight_bytes*/) {
+               int64_t /*bucket_size*/, int64_t /*num_bucketed*/, int64_t /*weight_bytes*/,
+               bool /*check_indices: always*/) {
     check_index_rows(kPlan, white, black, num_features, Device::cpu);
     check_black_to_move(black_to_move, white, Device::cpu);
     for (const Tensor* indices : {&white, &black}) {

@@ -59,7 +59,8 @@ class Batch:
     `storage`, where there is one, is the uint8 allocation that all fields are views of; `to` and `clone` then make a
     single copy. Where batches take turns in a few buffers, `buffer` is the number of the one that holds this batch.
     `plans` are what a model has prepared from these very tensors (`NnueModel.prepare`): each is a `Plan`, or has its
-    fields. Copies and parts of a batch have neither.
+    fields. `is_legal`: the index rows are those of a set of this project, of sound records, so nothing checks them
+    again. Copies and parts of a batch have none of the three.
     """
 
     white: Tensor
@@ -75,6 +76,7 @@ class Batch:
     buffer: int | None = field(default=None, repr=False, compare=False)
     plans: tuple[Any, ...] = field(default=(), repr=False, compare=False)
     records: Tensor | None = field(default=None, repr=False)
+    is_legal: bool = field(default=False, repr=False, compare=False)
 
     @classmethod
     def allocate(

@@ -141,7 +141,8 @@ class PerspectiveTransformer(nn.Module):
             _say_unfused(weight.shape[1], torch.cuda.get_device_name(weight.device))
             return None
         constants = (weight.shape[0], self.bucket_size, self.num_bucketed)
-        return perspectives.perspective_plan(*batch.rows, *constants, weight_dtype or weight.dtype)
+        dtype = weight_dtype or weight.dtype
+        return perspectives.perspective_plan(*batch.rows, *constants, dtype, check_indices=not batch.is_legal)
 
     def forward(
         self,

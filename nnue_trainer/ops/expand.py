@@ -47,7 +47,7 @@ class Expander:
         self.buffers = buffers
         self._on_device = self.feature_set.prepare(self.device)
         # Records of a loader are sound, so only the rows of sets from outside are checked.
-        self.check_records = self.feature_set.is_from_outside
+        self._checks = self.feature_set.is_from_outside
         self._with_records = records
         self._size = -1
         self._batches: list[Batch] = []
@@ -55,10 +55,12 @@ class Expander:
 
     def _allocate(self, size: int) -> None:
         self._size = size
+        self._handle = ops.feature_set_handle(self.feature_set.name) if self._on_device else 0
         self._batches = [
             replace(
                 Batch.allocate(size, self.feature_set.max_active, device=self.device),
                 buffer=number,
+                is_legal=not self._checks,
                 spare=torch.empty(size, self.spare, dtype=torch.uint8, device=self.device) if self.spare else None,
             )
             for number in range(self.buffers)
@@ -70,7 +72,7 @@ class Expander:
     @property
     def launches_only(self) -> bool:
         """Whether `expand` only launches kernels, so that it can be recorded in a CUDA graph."""
-        return self._on_device and not self.check_records
+        return self._on_device and not self._checks
 
     def grows(self, size: int) -> bool:
         """Whether `load` would replace its buffers by larger ones for a batch of `size` positions."""
@@ -84,7 +86,7 @@ class Expander:
         call. With `size`, they are a part of a batch of this many, from position `begin` on; the caller must fill in
         the others before `expand`."""
         size = len(records) if size is None else size
-        if self.grows(size):
+        if size > self._size:
             self._allocate(size)
         batch, own = self._batches[self._turn], self._records[self._turn % len(self._records)]
         self._turn = (self._turn + 1) % self.buffers
@@ -107,8 +109,9 @@ class Expander:
             batch = replace(batch, records=records)
         if not self._on_device:
             return self._through_host(records, batch)
-        out = ops.Expanded(*(getattr(batch, field) for field in ops.Expanded._fields))
-        ops.expand_features_into(records, self.feature_set.name, out, check_records=self.check_records)
+        out = ops.Expanded(batch.white, batch.black, batch.counts, batch.black_to_move, batch.score, batch.result,
+                           batch.piece_count, batch.material)  # fmt: skip
+        torch.ops.nnue.expand_features_into(records, self._handle, out, self._checks)
         return batch
 
     def _through_host(self, records: Tensor, batch: Batch) -> Batch:

@@ -82,10 +82,13 @@ def _fakes(namespace: str, as_on_cuda: Callable[[torch.device], bool]) -> dict[s
             return find(_places(namespace, shape))
         return torch.library.get_ctx().new_dynamic_size()  # type: ignore[return-value]
 
-    def plan(white: Tensor, black: Tensor, black_to_move: Tensor, num_features: int, *layout: int) -> Tensor:
-        size = white.shape[0]
+    def plan(
+        white: Tensor, black: Tensor, black_to_move: Tensor, num_features: int, bucket_size: int, num_bucketed: int,
+        weight_bytes: int, *_: Any,
+    ) -> Tensor:  # fmt: skip
+        size, layout = white.shape[0], (num_features, bucket_size, num_bucketed, weight_bytes)
         if as_on_cuda(white.device):
-            size = size_on_cuda(lambda places: places["plan"]["bytes"], white, num_features, *layout)
+            size = size_on_cuda(lambda places: places["plan"]["bytes"], white, *layout)
         return white.new_empty((size,), dtype=torch.uint8)
 
     def forward(
@@ -252,6 +255,8 @@ def perspective_plan(
     bucket_size: int | None = None,
     num_bucketed: int | None = None,
     weight_dtype: torch.dtype = torch.float32,
+    *,
+    check_indices: bool = True,
 ) -> PerspectivePlan:
     """Prepares the rows of a batch once, for all fused calls on this batch.
 
@@ -265,6 +270,8 @@ def perspective_plan(
         num_bucketed: features [0, num_bucketed) lie in king buckets; those after them are unbucketed: a row may hold
             any of them, anywhere among the others. By default F: all features are bucketed.
         weight_dtype: of the weights that the calls read.
+        check_indices: on CUDA, report an illegal index; see `set_index_check`. Use False for rows that are known to be
+            legal; an illegal index is skipped. The CPU always checks.
 
     Returns:
         The plan. It keeps these tensors alive, and they must not be changed while it is in use.
@@ -275,7 +282,8 @@ def perspective_plan(
     key = plan_key(num_features, bucket_size, num_bucketed, weight_dtype)
     empty = PerspectivePlan(white, white, black, black_to_move, *key, kernels)
     # torch.compile of torch 2.10 cannot read properties of a NamedTuple.
-    data = torch.ops.nnue._perspective_plan(white, black, black_to_move, num_features, *layout_of(kernels, *key))
+    layout = layout_of(kernels, *key)
+    data = torch.ops.nnue._perspective_plan(white, black, black_to_move, num_features, *layout, check_indices)
     return empty._replace(data=data)
 
 

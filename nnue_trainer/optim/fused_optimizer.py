@@ -141,7 +141,7 @@ class FusedOptimizer:
         if self.norm_of is not None and self._takes_norm:
             own = [(*pair, g) for pair, g in zip(self.pairs, gradients, strict=True) if g is not self._nothing]
             norm = self.norm_of(own, self._norm)
-        also = [*also, *(each for others in self.watched for each in others())]
+        also = [*also, *[each for others in self.watched for each in others()]]
         # Autograd must treat a graph that was made before the step as out of date.
         torch.autograd.graph.increment_version(moved)
         weights, moments, copies, kept = self._given

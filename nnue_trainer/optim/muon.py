@@ -159,8 +159,7 @@ class MuonRule(FusedRule):
             self._step_operators(by_operator)
 
     def apart(self) -> list[tuple[Tensor, int]]:
-        found = ((matrix.weight.grad, len(matrix.virtual)) for matrix in self._matrices)
-        return [(gradient, virtual) for gradient, virtual in found if gradient is not None]
+        return [(own.weight.grad, len(own.virtual)) for own in self._matrices if own.weight.grad is not None]
 
     def _step_operators(self, matrices: list[_Matrix]) -> None:
         config = self._config

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -25,8 +25,8 @@ class StepLoss:
 
     model: NnueModel
     loss: Loss
-    lambda_values: Callable[[Batch], Tensor]
-    """λ of a batch on the device, fp32, a scalar or [B] of the whole batch"""
+    lambdas: Mapping[int | None, Tensor]
+    """λ by the buffer of a batch, fp32 on the device, a scalar or [B] of the whole batch"""
     penalties: Penalties
     weigher: PositionWeight | None
     """how much each position counts; None: all as the loss has it"""
@@ -94,7 +94,7 @@ class AutogradStep:
     def gradients(self, batch: Batch) -> Tensor:
         step, sharding, optimizer = self._loss, self._sharding, self._optimizer
         optimizer.free_gradients()
-        weighted, weights = step.terms(batch, sharding.part_of(step.lambda_values(batch)))
+        weighted, weights = step.terms(batch, sharding.part_of(step.lambdas[batch.buffer]))
         loss = sharding.objective(weighted, weights, step.penalty(batch), len(batch))
         # Tensor.backward would import torch's compiler because of the gradient that it gets, which takes seconds.
         torch.ops.aten._backward(loss, [], self._one)

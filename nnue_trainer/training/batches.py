@@ -14,7 +14,6 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from nnue_trainer import ops
 from nnue_trainer.base import system
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import FeatureSet
@@ -90,7 +89,7 @@ class DeviceBatches:
             self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
             self._device = self._stream.device  # has an index, so a later change of the current device does not matter
         self._expander = Expander(features, self._device, buffers=_BUFFERS, records=records)
-        self._prepare = prepare
+        self._prepare = (lambda batch: batch) if prepare is None or self._stream is None else prepare
         self._share_of = share_of
         self._on_fetch = on_fetch
         self._recorder: Recorder[Batch] | None = None
@@ -98,6 +97,7 @@ class DeviceBatches:
             # Batches of several buffers are in use at the same time, so each graph has memory of its own.
             self._recorder = Recorder(self._stream, share=False)
         self._plans: dict[int, tuple[Any, ...]] = {}  # by the number of the buffer
+        self._place: Callable[[], Any] = getattr(source, "place", source.state_dict)
         # One event for each of the last batches, recorded just before the batch was returned: it completes when the
         # steps with all earlier batches have completed.
         self._done: deque[torch.cuda.Event] = deque(maxlen=_BUFFERS - 1)
@@ -109,7 +109,7 @@ class DeviceBatches:
 
     def __next__(self) -> Batch:
         # Set this first: a signal handler may raise at any point below, and the state must be right then, too.
-        self._place_in_hand = self._next_place()
+        self._place_in_hand = self._place() if self._ahead is None else self._place_ahead
         if self._iterator is None:
             self._iterator = iter(self._source)
             self._expander.spare = getattr(self._source, "spare", 0)
@@ -154,14 +154,9 @@ class DeviceBatches:
 
     def state_dict(self) -> dict[str, Any]:
         """The source's state from which it yields the first batch whose step is not complete."""
-        return self._state_at(self._next_place() if self._place_in_hand is None else self._place_in_hand)
-
-    def _place(self) -> Any:
-        return self._source.place() if hasattr(self._source, "place") else self._source.state_dict()
-
-    def _next_place(self) -> Any:
-        """The place from which the source yields the batch that `__next__` will return."""
-        return self._place() if self._ahead is None else self._place_ahead
+        if self._place_in_hand is not None:
+            return self._state_at(self._place_in_hand)
+        return self._state_at(self._place() if self._ahead is None else self._place_ahead)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._source.load_state_dict(state)
@@ -176,7 +171,7 @@ class DeviceBatches:
         share = self._share_of(next(iterator))
         compute = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(stream):
-            if isinstance(share.positions, Tensor) and self._expander.grows(share.of):
+            if isinstance(share.positions, Tensor) and self._expander.grows(share.size or len(share.positions)):
                 stream.wait_stream(compute)  # queued steps still read the buffers that it gives up
             if len(self._done) == self._done.maxlen:
                 stream.wait_event(self._done[0])  # the last step that reads the buffer of this batch
@@ -188,21 +183,21 @@ class DeviceBatches:
 
     def _made(self, share: Share) -> Batch:
         """A batch on the device; on CUDA with all that is prepared of it."""
-        fresh, expander = share.positions, self._expander
+        fresh, expander, prepare = share.positions, self._expander, self._prepare
         if isinstance(fresh, Batch):
             batch = self._joined(fresh, share)
             stays = batch is fresh  # it is on the device, in one allocation
 
             def work() -> Batch:
-                return self._prepared(batch)
+                return prepare(batch)
         else:
-            records, batch = expander.load(fresh, share.begin, share.of)
+            records, batch = expander.load(fresh, share.begin, share.size)
             stays = fresh.device != self._device  # otherwise the records are not copied to a buffer
 
             def work() -> Batch:
                 if share.ranks is not None:
                     share.ranks.complete([records])
-                return self._prepared(expander.expand(records, batch))
+                return prepare(expander.expand(records, batch))
 
         if self._recorder is None or batch.buffer is None or not stays:
             return self._kept(work())
@@ -215,36 +210,25 @@ class DeviceBatches:
         """The whole batch, on the device."""
         if share.ranks is None:
             return fresh if self._device.type == "cpu" else fresh.to(self._device, non_blocking=True)
-        whole = Batch.allocate(share.of, fresh.white.shape[1], device=self._device)
+        assert share.size is not None
+        whole = Batch.allocate(share.size, fresh.white.shape[1], device=self._device)
         part = whole.part(share.begin, share.begin + len(fresh))
         for own, read in zip(part.fields().values(), fresh.fields().values(), strict=True):
             own.copy_(read, non_blocking=True)
         share.ranks.complete(list(whole.fields().values()))
         return whole
 
-    def _prepared(self, batch: Batch) -> Batch:
-        if self._prepare is None or self._stream is None:
-            return batch
-        before = None
-        if not self._expander.check_records:
-            before = ops.set_index_check("off")  # the expander and the loader make valid rows of the built-in sets
-        try:
-            return self._prepare(batch)
-        finally:
-            if before is not None:
-                ops.set_index_check(before)
-
     def _kept(self, batch: Batch) -> Batch:
         """The batch with its plans in the memory of its buffer's first plans: a recorded step reads fixed addresses."""
         if batch.buffer is None or self._stream is None:
             return batch
         kept = self._plans.get(batch.buffer, ())
-        before, now = ([(id(plan.white), plan.data.shape) for plan in plans] for plans in (kept, batch.plans))
-        if before != now:
+        before = [(id(plan.white), plan.data.shape) for plan in kept]
+        if before != [(id(plan.white), plan.data.shape) for plan in batch.plans]:
             self._plans[batch.buffer] = batch.plans
             return batch
         # `copy_` gives the tensor that it writes to.
-        moved = (new._replace(data=old.data.copy_(new.data)) for old, new in zip(kept, batch.plans, strict=True))
+        moved = [new._replace(data=old.data.copy_(new.data)) for old, new in zip(kept, batch.plans, strict=True)]
         return replace(batch, plans=tuple(moved))
 
 

@@ -106,7 +106,7 @@ class FusedTransformer:
     def plan(self, batch: Batch) -> PerspectivePlan:
         """The part of the forward pass that depends only on the batch."""
         rows, of = (batch.white, batch.black, batch.black_to_move), self.arguments.transformer
-        data = operators._perspective_plan(*rows, of.num_features, *of[3:6])
+        data = operators._perspective_plan(*rows, of.num_features, *of[3:6], not batch.is_legal)
         return PerspectivePlan(data, *rows, *self._plan_key, self.kernels)  # type: ignore[arg-type]
 
     def marks(self, batch: Batch) -> Plan:
@@ -224,7 +224,8 @@ class StackKernels:
         self._keeps_output = first.psqt is not None or (self.between != "whole" and not stacks.hidden)
 
     def order(self, bucket: Tensor) -> Tensor:
-        return self._stacks.order(bucket)
+        order: Tensor = operators._stack_order(bucket, self._stacks.stacks)
+        return order
 
     def first_sums(self, x: Tensor, order: Tensor, bucket: Tensor) -> Tensor:
         self._read_parameters()

@@ -27,7 +27,7 @@ class OffloadedStep:
     def __init__(self, loss: StepLoss, sharding: Unsharded, optimizer: Optimizer, device: torch.device) -> None:
         """`loss`: of the model on the CPU. UserError if the device cannot hold the model."""
         self._model, self._optimizer, self._sharding, self._device = loss.model, optimizer, sharding, device
-        self._lambda_values = loss.lambda_values
+        self._lambdas = loss.lambdas
         try:
             self._copy = copy.deepcopy(loss.model).to(device)
         except (RuntimeError, TypeError, NotImplementedError) as error:
@@ -49,7 +49,7 @@ class OffloadedStep:
                 copied.copy_(own)
         step = self._loss
         moved = Batch._of({name: value.to(self._device) for name, value in batch.fields().items()})
-        weighted, weights = step.terms(moved, self._lambda_values(batch).to(self._device))
+        weighted, weights = step.terms(moved, self._lambdas[batch.buffer].to(self._device))
         loss = self._sharding.objective(weighted, weights, step.penalty(moved), len(batch))
         found = torch.autograd.grad(loss, [copied for _, copied in self._trained], allow_unused=True)
         with torch.no_grad():

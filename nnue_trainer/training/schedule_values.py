@@ -106,25 +106,21 @@ class ScheduleValues:
         return found
 
 
-class LambdaValues:
-    """λ as the loss gets it, by the buffer of the batch, because the next step's is set while this one runs: fp32, a
-    scalar for the step, or with jitter [batch size], one for each position of the whole batch."""
+class LambdaValues(dict[int | None, Tensor]):
+    """λ as the loss gets it, by `Batch.buffer`, because the next step's is set while this one runs: fp32 on the device,
+    a scalar for the step, or with jitter [batch size], one for each position of the whole batch."""
 
     def __init__(self, values: ScheduleValues, stage: StageOfRun, device: torch.device) -> None:
         self._values, self._device = values, device
         self._shape = (stage.batch_size,) if values.of_positions else ()
         self._ahead, self._last = stage.first_step, stage.end - 1
-        self._of_buffer: dict[int | None, Tensor] = {}
 
-    def of(self, batch: Batch) -> Tensor:
-        """λ of the step with this batch, on the device."""
-        if batch.buffer not in self._of_buffer:
-            self._of_buffer[batch.buffer] = torch.zeros(self._shape, dtype=torch.float32, device=self._device)
-        return self._of_buffer[batch.buffer]
+    def __missing__(self, buffer: int | None) -> Tensor:
+        return self.setdefault(buffer, torch.zeros(self._shape, dtype=torch.float32, device=self._device))
 
     def set(self, batch: Batch, step: int) -> None:
         """Sets λ of a step, which has this batch."""
-        lambdas, lam = self.of(batch), self._values.at(step).lam
+        lambdas, lam = self[batch.buffer], self._values.at(step).lam
         if lam is None:
             lambdas.copy_(self._values.lambda_of_positions(step, len(lambdas), self._device))
         else:

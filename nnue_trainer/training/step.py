@@ -3,7 +3,7 @@ a batch through it. `training/assembly/steps.py` chooses one of them, and `nnue 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
@@ -16,7 +16,7 @@ from nnue_trainer.optim import Optimizer
 from nnue_trainer.training.cuda_graph import GraphedStep
 from nnue_trainer.training.fused_parts import FusedTransformer, Inputs, Stacks
 from nnue_trainer.training.parallel.ranks import Ranks
-from nnue_trainer.training.parallel.sharding import Unsharded
+from nnue_trainer.training.parallel.sharding import ShardedColumns
 from nnue_trainer.training.state import RunState
 
 
@@ -46,10 +46,11 @@ class FusedStep:
     model: StackedModel
     first: FusedTransformer
     stacks: Stacks
-    sharding: Unsharded
+    exchange: ShardedColumns | None
+    """between processes that have different columns of the transformer; None: this one has all"""
     optimizer: Optimizer
-    lam: Callable[[Batch], Tensor]
-    """λ of a batch, an fp32 scalar or fp32 [B]"""
+    lambdas: Mapping[int | None, Tensor]
+    """λ by the buffer of a batch, an fp32 scalar or fp32 [B]"""
 
     def __post_init__(self) -> None:
         rounded = self.model.rounded
@@ -59,9 +60,9 @@ class FusedStep:
     def prepare(self, batch: Batch) -> Batch:
         """The batch with five plans: the stack of each position, the transformer's plan, the marks of its rows, and the
         order of the stacks, of all positions and of this process's."""
-        stacks, white, bucket = self.stacks, batch.white, self._buckets(batch)
-        order, own_bucket = stacks.order(bucket), self.sharding.part_of(bucket)
-        own = order if own_bucket is bucket else stacks.order(own_bucket)
+        stacks, white, bucket, exchange = self.stacks, batch.white, self._buckets(batch), self.exchange
+        order = stacks.order(bucket)
+        own = order if exchange is None else stacks.order(exchange.part_of(bucket))
         orders = Plan("order", order, white), Plan("own order", own, white)
         plans = (Plan(self, bucket, white), self.first.plan(batch), self.first.marks(batch), *orders)
         return replace(batch, plans=plans)
@@ -71,14 +72,16 @@ class FusedStep:
         if not batch.plans or batch.plans[0].key is not self or batch.plans[0].white is not batch.white:
             batch = self.prepare(batch)  # on a CPU, and a batch that was prepared for another forward pass
         bucket, plan, marks, order, own = [plan.data for plan in batch.plans]
-        first, stacks, sharding = self.first, self.stacks, self.sharding
+        first, stacks, exchange = self.first, self.stacks, self.exchange
         x, psqt, rows = first.forward(batch, plan, marks, bucket)
-        inputs = Inputs(x, psqt, bucket, order, batch.score, batch.result, self.lam(batch), batch.spare)
-        inputs = sharding.sums(inputs, own, stacks, first, rows)  # between processes that have different columns
+        inputs = Inputs(x, psqt, bucket, order, batch.score, batch.result, self.lambdas[batch.buffer], batch.spare)
+        if exchange is not None:
+            inputs = exchange.sums(inputs, own, stacks, first, rows)
         found = stacks.loss(inputs)
         kept = x if stacks.reads_x(found) else None
         del x, inputs  # memory for the gradients
-        found = sharding.gradients(found, stacks, own, len(bucket))  # between these processes
+        if exchange is not None:
+            found = exchange.gradients(found, stacks, own, len(bucket))
         stacks.backward(found, kept, order, first, rows)
         return found.totals[2]
 

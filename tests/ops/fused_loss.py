@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,8 +23,7 @@ from nnue_trainer.ops.perspectives import TransformerCall
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.training import fused_parts
 from nnue_trainer.training.fused_parts import FusedTransformer, StackKernels
-from nnue_trainer.training.parallel.ranks import Ranks
-from nnue_trainer.training.parallel.sharding import ShardedColumns, Unsharded
+from nnue_trainer.training.parallel.sharding import ShardedColumns
 from nnue_trainer.training.step import FusedStep
 
 
@@ -104,12 +104,11 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, capability: int = 90, operators: Any
 
 
 def step_of(
-    model: Any, loss: Loss, lam: float, optimizer: Optimizer, sharding: Unsharded | None = None
+    model: Any, loss: Loss, lam: float, optimizer: Optimizer, exchange: ShardedColumns | None = None
 ) -> tuple[FusedStep, StackKernels]:
     """A step by the operators of a GPU."""
-    divided = isinstance(sharding, ShardedColumns)
+    divided = exchange is not None
     first = FusedTransformer(model, model.feature_transformer, "plain", psqt_apart=divided)
     stacks = StackKernels(model, loss, first, "plain", divided=divided)
     lam_of = torch.tensor(lam, device=next(model.parameters()).device)
-    whole = sharding or Unsharded(Ranks(), model)
-    return FusedStep(model, first, stacks, whole, optimizer, lambda batch: lam_of), stacks
+    return FusedStep(model, first, stacks, exchange, optimizer, defaultdict(lambda: lam_of)), stacks

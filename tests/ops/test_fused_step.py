@@ -27,7 +27,7 @@ from nnue_trainer.optim.fused_optimizer import LateRows
 from nnue_trainer.training.assembly.steps import StepKind
 from nnue_trainer.training.fused_parts import StackKernels
 from nnue_trainer.training.parallel.ranks import Ranks
-from nnue_trainer.training.parallel.sharding import ShardedColumns, Unsharded
+from nnue_trainer.training.parallel.sharding import ShardedColumns
 from nnue_trainer.training.step import FusedStep
 
 T = TypeVar("T")
@@ -46,8 +46,8 @@ def emulated_gpu(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctyp
     return emulated
 
 
-def make_step(model: Any, sharding: Unsharded | None = None, loss: Loss = LOSS) -> tuple[FusedStep, StackKernels]:
-    return step_of(model, loss, 0.8, Optimizer(model, AdamW()), sharding)
+def make_step(model: Any, exchange: ShardedColumns | None = None, loss: Loss = LOSS) -> tuple[FusedStep, StackKernels]:
+    return step_of(model, loss, 0.8, Optimizer(model, AdamW()), exchange)
 
 
 def check_step(monkeypatch: pytest.MonkeyPatch, net: dict[str, Any], of: Loss = LOSS) -> str:

@@ -346,7 +346,7 @@ def test_no_step_reads_gradients_of_features_that_no_position_has(
             assert any(unwritten) == late
             unwritten.clear()
             batch = made_up_batch(1).to(device)
-            mean(*run.validator.evaluation.terms(batch, run.lambdas.of(batch))).backward()
+            mean(*run.validator.evaluation.terms(batch, run.lambdas[batch.buffer])).backward()
             assert not any(gradient.isnan().any() for gradient in run.optimizer.gradients())
             unwritten.clear()
     finally:

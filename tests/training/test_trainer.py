@@ -431,7 +431,7 @@ def test_what_does_not_change_is_not_written_again(tmp_path):
             before = run.optimizer.lr._version
             run.advance()
             written += run.optimizer.lr._version > before
-            numbers = [run.optimizer.lr, *run.lambdas._of_buffer.values()]
+            numbers = [run.optimizer.lr, *run.lambdas.values()]
             chosen = run.run.recipe
             rate, lam = chosen.schedule.of(RunStep(step, 10, 4), 1e-2), chosen.lambda_.of(RunStep(step, 10, 4))
             assert [number.item() for number in numbers] == pytest.approx([rate, lam])

@@ -228,10 +228,12 @@ struct PerspectivePlan {
 
 // Prepares index rows int32 or int64 [B, K] and `black_to_move` uint8 or bool [B] for weights [num_features, N] of a
 // dtype. `bucket_size`: features per king bucket, 0 for sets without; `num_bucketed`: how many features lie in king
-// buckets, −1 for all (FeaturePart in nnue/data.h has both numbers). They select the kernels on CUDA.
+// buckets, −1 for all (FeaturePart in nnue/data.h has both numbers). They select the kernels on CUDA. `check_indices`:
+// on CUDA, report an illegal index, which is skipped otherwise.
 inline PerspectivePlan perspective_plan(const at::Tensor& white, const at::Tensor& black,
                                         const at::Tensor& black_to_move, int64_t num_features, int64_t bucket_size = 0,
-                                        int64_t num_bucketed = -1, at::ScalarType weight_dtype = at::kFloat) {
+                                        int64_t num_bucketed = -1, at::ScalarType weight_dtype = at::kFloat,
+                                        bool check_indices = true) {
     if (num_bucketed < 0) num_bucketed = num_features;
     bool has_buckets = true;  // a CPU takes any
     if (white.is_cuda()) {
@@ -246,7 +248,7 @@ inline PerspectivePlan perspective_plan(const at::Tensor& white, const at::Tenso
                    static_cast<int64_t>(c10::elementSize(weight_dtype))};
     plan.data = detail::with_exact_indices({white, black}, [&] {
         return calls::_perspective_plan(plan.white, plan.black, black_to_move, num_features, plan.layout[0],
-                                        plan.layout[1], plan.layout[2]);
+                                        plan.layout[1], plan.layout[2], check_indices);
     });
     return plan;
 }

@@ -17,7 +17,7 @@ from nnue_trainer.training.device import offloaded
 from nnue_trainer.training.fused_parts import FusedTransformer, StackKernels, StackReference
 from nnue_trainer.training.memory import move_to_huge_pages
 from nnue_trainer.training.offloaded_step import OffloadedStep
-from nnue_trainer.training.parallel.sharding import Unsharded
+from nnue_trainer.training.parallel.sharding import ShardedColumns, Unsharded
 from nnue_trainer.training.step import FusedStep, Step
 
 
@@ -50,7 +50,9 @@ class Core:
         if self.why_not_fused() is not None:
             return AutogradStep(loss, sharding, optimizer)
         assert isinstance(model, StackedModel)
-        module, mode, divided = model.first_layer(), self.kind.mode(model), sharding.name == "columns"
+        module, mode = model.first_layer(), self.kind.mode(model)
+        exchange = sharding if isinstance(sharding, ShardedColumns) else None
+        divided = exchange is not None
         assert module is not None
         first = FusedTransformer(model, module, mode, psqt_apart=divided)
         stacks: StackKernels | StackReference
@@ -58,7 +60,7 @@ class Core:
             stacks = StackReference(model, self.kind.loss)
         else:
             stacks = StackKernels(model, self.kind.loss, first, mode, divided=divided)
-        return FusedStep(model, first, stacks, sharding, optimizer, loss.lambda_values)
+        return FusedStep(model, first, stacks, exchange, optimizer, loss.lambdas)
 
 
 def core_of(recipe: Recipe, model: NnueModel, device: torch.device, sharding: Unsharded) -> Core:

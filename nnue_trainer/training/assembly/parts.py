@@ -159,7 +159,7 @@ def _loss(recipe: Recipe, core: Core, lambdas: LambdaValues) -> StepLoss:
     return StepLoss(
         core.model,
         recipe.loss,
-        lambdas.of,
+        lambdas,
         core.penalties,
         weigher=recipe.position_weight,
         mixed=recipe.training.precision == "mixed",

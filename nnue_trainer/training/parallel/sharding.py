@@ -42,21 +42,15 @@ if TYPE_CHECKING:
 
 
 class Share(NamedTuple):
-    """Positions that a rank copies to its device, and where they are in the batch of `Unsharded.backward`."""
+    """Positions that a rank copies to its device, and where they are in the batch that its step gets."""
 
     positions: Any
     """a batch, or packed records"""
     ranks: Ranks | None = None
     """those that copy the others; each has as many, one rank's after the other's. None: there are no others"""
-
-    @property
-    def begin(self) -> int:
-        return 0 if self.ranks is None else self.ranks.rank * len(self.positions)
-
-    @property
-    def of(self) -> int:
-        """Positions of the whole batch."""
-        return len(self.positions) * (1 if self.ranks is None else self.ranks.size)
+    begin: int = 0
+    size: int | None = None
+    """of that batch; None: it has no other positions"""
 
 
 class Unsharded:
@@ -91,17 +85,6 @@ class Unsharded:
     def part_of(self, each: Any) -> Any:
         """This rank's share of what the whole batch has: one for each position, or a scalar for all."""
         return each
-
-    # ---- the two exchanges of a fused step ----
-
-    def sums(self, inputs: Inputs, order: Tensor, stacks: Stacks, first: FusedTransformer, rows: Rows) -> Inputs:
-        """The inputs of the layers after the transformer on this rank. `inputs`: those of the whole batch, from this
-        rank's columns; `order`: that of this rank's positions."""
-        return inputs
-
-    def gradients(self, found: Found, stacks: Stacks, order: Tensor, positions: int) -> Found:
-        """The gradients of the whole batch, of `positions`, from those of this rank's positions. `order`: theirs."""
-        return found
 
     # ---- the two exchanges of a step with autograd ----
 
@@ -228,7 +211,8 @@ class ShardedColumns(_Shared):
         model.stacks = replace(model.stacks, inputs=first.num_outputs)
 
     def share_of(self, fresh: Any) -> Share:
-        return Share(fresh, None if len(fresh) == self._batch_size else self.ranks)
+        own, ranks = len(fresh), self.ranks
+        return Share(fresh) if own == self._batch_size else Share(fresh, ranks, ranks.rank * own, ranks.size * own)
 
     def forward(self, batch: Batch) -> Tensor:
         model, bucket = self.model, self.model.buckets_of(batch)
@@ -247,7 +231,11 @@ class ShardedColumns(_Shared):
         exact = self.model.rounded is not None
         return torch.autocast(batch.white.device.type, enabled=False) if exact else nullcontext()
 
+    # ---- the two exchanges of a fused step ----
+
     def sums(self, inputs: Inputs, order: Tensor, stacks: Stacks, first: FusedTransformer, rows: Rows) -> Inputs:
+        """The inputs of the layers after the transformer on this rank. `inputs`: those of the whole batch, from this
+        rank's columns; `order`: that of this rank's positions."""
         own, begin, end, psqt = self.part_of, self._begin, self._end, inputs.psqt
         sums = stacks.first_sums(inputs.x, inputs.order, inputs.bucket)
         with self.ranks.reduce_scatter(padded(sums, self.ranks.size * self._most)) as own_sums:
@@ -258,6 +246,7 @@ class ShardedColumns(_Shared):
         return type(inputs)(own_sums[: end - begin], psqt, bucket, order, score, result, lam, spare, is_sums=True)
 
     def gradients(self, found: Found, stacks: Stacks, order: Tensor, positions: int) -> Found:
+        """The gradients of the whole batch, of `positions`, from those of this rank's positions. `order`: theirs."""
         # One exchange sends everything that the other ranks need about these positions. The gradients by the
         # sums and by PSQT come one after the other, since each rank has other positions; those by the parameters are
         # added up.
