@@ -376,6 +376,10 @@ __global__ void __launch_bounds__(kLeftOutThreads) left_out_kernel(ForwardProble
     __shared__ unsigned tiles_with_any[kLeftOutThreads / 32];
     wait_for_kernels_before();
     const int tiles = p.plan.tile_begin[p.in.num_buckets];
+    bool any = false;
+#pragma unroll 4
+    for (int tile = threadIdx.x; tile < tiles; tile += kLeftOutThreads) any |= p.group_features.left_out[tile] != 0;
+    if (__syncthreads_count(any) == 0) return;
     unsigned number = 0;
     for (int first = 0; first < tiles; first += kLeftOutThreads) {
         const int own = first + int(threadIdx.x);
