@@ -123,7 +123,10 @@ template <class W>
 constexpr int kMostThreads = sizeof(Part<W>) <= 1024 ? 256 : 32;  // shared memory has a state for each warp
 // Consecutive outputs of a thread: an odd number against bank conflicts, of states that fit into registers.
 template <class W>
-constexpr int kMine = (std::clamp(224 / static_cast<int>(sizeof(Part<W>)), 1, 8) - 1) | 1;
+constexpr int kMine = (std::clamp(224 / static_cast<int>(sizeof(Part<W>)), 1, 10) - 1) | 1;
+// Thread blocks of a multiprocessor, which limits the registers. States that are larger would spill.
+template <class W>
+constexpr int kMergeBlocks = sizeof(Part<W>) <= 32 ? 3 : 1;
 
 struct Tiling {
     int threads, outputs;          // of a thread block
@@ -140,6 +143,7 @@ __host__ __device__ Tiling tiling(const Job& job) {
     const int64_t most = static_cast<int64_t>(t.threads) * kOf;
     t.segment = static_cast<int>(job.length < most ? job.length : most);
     t.outputs = static_cast<int>(most / t.segment * t.segment);
+    t.threads = (t.outputs + kOf * 32 - 1) / (kOf * 32) * 32;  // no more than these outputs need
     t.tiles = (job.n + t.outputs - 1) / t.outputs;
     t.between = job.length - t.segment;
     t.whole = t.between / t.outputs, t.rest = t.between % t.outputs;
@@ -172,10 +176,14 @@ __device__ Part<W> all_threads(Part<W> mine, Part<W>* memory) {
     __syncthreads();
     if (lane == 0) memory[threadIdx.x / 32] = mine;
     __syncthreads();
-    Part<W> all = memory[0];
+    if constexpr (kMostThreads<W> == 32) return memory[0];
+    Part<W> all = memory[std::min(lane, warps - 1)];
 #pragma unroll 1
-    for (int v = 1; v < warps; ++v) all.append(memory[v]);
-    return all;
+    for (int by = 1; by < warps; by *= 2) {
+        const Part<W> next = of_lane(all, lane + by);
+        if (lane + by < warps) all.append(next);
+    }
+    return of_lane(all, 0);
 }
 
 // The state of elements begin … end of a row.
@@ -198,118 +206,175 @@ __global__ void __launch_bounds__(kMostThreads<W>) sum_groups(const Job job, con
     }
 }
 
-// long: its phases share the states of the thread, which are in registers.
+// The state of a part without gaps: its count is known.
+template <class W>
+struct Full {
+    W window{};
+    template <class T>
+    __device__ void observe(T x) {
+        window.add(static_cast<double>(x));
+    }
+    __device__ void append(const Full& next) { window.merge(next.window); }
+};
+// The state of a part in which NaN and infinity do not count.
+template <class W>
+struct Gaps : Part<W> {
+    template <class T>
+    __device__ void observe(T x) {
+        if (x - x == 0) this->window.add(static_cast<double>(x)), ++this->found;
+    }
+};
+
+// Shared memory: states of each warp; the elements before the cuts, also the outputs, and those behind them; and
+// whether a warp has a cut.
 template <class W, class T>
-__global__ void __launch_bounds__(kMostThreads<W>) merge_tiles(const Job job, const Tiling t) {
-    constexpr int kOf = kMine<W>, kMost = kMostThreads<W> * kOf;
-    using P = Part<W>;
-    __shared__ T before[kMost], behind[kMost];  // elements before the cuts, also the outputs; and elements behind them
-    alignas(16) __shared__ char memory[2][sizeof(P) * kMostThreads<W> / 32];
-    __shared__ bool cuts[2][kMostThreads<W> / 32];
-    P *const suffixes = reinterpret_cast<P*>(memory[0]), *const prefixes = reinterpret_cast<P*>(memory[1]);
+struct MergeTile {
+    Part<W>* states;
+    T *before, *behind;
+    bool *cuts_before, *cuts_behind;
+
+    __device__ MergeTile(double* memory, int threads) : states(reinterpret_cast<Part<W>*>(memory)) {
+        before = reinterpret_cast<T*>(states + threads / 32 * 2), behind = before + threads * kMine<W>;
+        cuts_before = reinterpret_cast<bool*>(behind + threads * kMine<W>), cuts_behind = cuts_before + threads / 32;
+    }
+    static size_t bytes(int threads) {
+        return threads / 32 * 2 * (sizeof(Part<W>) + sizeof(bool)) + threads * kMine<W> * 2 * sizeof(T);
+    }
+};
+
+// The outputs of a tile, from `before` and `behind`; `middle` is in the middle of all windows. P is Full or Gaps. All
+// states here have elements: what `at`, `cut_…` and `has_…` rule out is not merged. Long: its phases share the states
+// of the thread, which are in registers.
+template <class P, class W, class T>
+__device__ __forceinline__ void merge_tile(const MergeTile<W, T>& tile, const Part<W>& middle, int segment,
+                                           int64_t min_periods) {
+    constexpr int kOf = kMine<W>;
+    constexpr bool kGaps = std::is_same_v<P, Gaps<W>>;
     const int me = threadIdx.x, lane = me % 32, warp = me / 32, warps = blockDim.x / 32, i = me * kOf;
-    const int phase = i % t.segment;
+    P *const suffixes = reinterpret_cast<P*>(tile.states), *const prefixes = suffixes + warps;
+    const int phase = i % segment, phase_behind = (phase + kOf) % segment;  // of the first element, and behind the last
+    P between;
+    between.window = middle.window;
+    if constexpr (kGaps) between.found = middle.found;
+    P suffix[kOf], left, right;
+    bool cut_left = false, cut_right = phase == 0;
+    int at = phase_behind;  // of the element behind, in its segment
+#pragma unroll
+    for (int j = kOf - 1; j >= 0; --j) {
+        P one;
+        one.observe(tile.before[i + j]);
+        if (at == 0)
+            cut_left = true;
+        else if (j < kOf - 1)
+            one.append(left);
+        suffix[j] = left = one;
+        at = (at == 0 ? segment : at) - 1;
+    }
+#pragma unroll
+    for (int j = 0; j < kOf; ++j) {
+        if (at == 0) right = P{}, cut_right = true;
+        right.observe(tile.behind[i + j]);
+        at = at + 1 == segment ? 0 : at + 1;
+    }
+    // Lanes that are further away have another segment.
+#pragma unroll 1
+    for (int by = 1; by < 32 && (by - 1) * kOf < segment - 1; by *= 2) {
+        const P next = of_lane(left, lane + by), previous = of_lane(right, lane - by);
+        const bool next_cut = __shfl_sync(kAllLanes, static_cast<int>(cut_left), (lane + by) & 31) != 0;
+        const bool previous_cut = __shfl_sync(kAllLanes, static_cast<int>(cut_right), (lane - by) & 31) != 0;
+        if (lane + by < 32 && !cut_left) left.append(next), cut_left = next_cut;
+        if (lane >= by && !cut_right) {
+            P both = previous;
+            both.append(right);
+            right = both, cut_right = previous_cut;
+        }
+    }
+    if (lane == 0) suffixes[warp] = left, tile.cuts_before[warp] = cut_left;
+    if (lane == 31) prefixes[warp] = right, tile.cuts_behind[warp] = cut_right;
+    // The states next to this thread's elements: after them up to the next cut, and before them.
+    P after = of_lane(left, lane + 1), prefix = of_lane(right, lane - 1);
+    const bool next_cut = __shfl_sync(kAllLanes, static_cast<int>(cut_left), (lane + 1) & 31) != 0;
+    const bool previous_cut = __shfl_sync(kAllLanes, static_cast<int>(cut_right), (lane - 1) & 31) != 0;
+    __syncthreads();
+    bool has_after = lane<31, has_prefix = lane> 0;
+    bool closed = (has_after && next_cut) || phase_behind == 0, opened = (has_prefix && previous_cut) || phase == 0;
+#pragma unroll 1
+    for (int v = warp + 1; v < warps && !closed; ++v) {
+        if (has_after)
+            after.append(suffixes[v]);
+        else
+            after = suffixes[v], has_after = true;
+        closed = tile.cuts_before[v];
+    }
+#pragma unroll 1
+    for (int v = warp - 1; v >= 0 && !opened; --v) {
+        P both = prefixes[v];
+        if (has_prefix) both.append(prefix);
+        prefix = both, has_prefix = true, opened = tile.cuts_behind[v];
+    }
+    at = phase_behind;
+    bool reaches = has_after;
+#pragma unroll
+    for (int j = kOf - 1; j >= 0; --j) {
+        reaches = reaches && at != 0;
+        if (reaches) suffix[j].append(after);
+        at = (at == 0 ? segment : at) - 1;
+    }
+#pragma unroll
+    for (int j = 0; j < kOf; ++j) {
+        P& both = suffix[j];
+        if (middle.found > 0) both.append(between);
+        if (at == 0)
+            prefix = P{};
+        else
+            both.append(prefix);
+        int64_t found = segment + middle.found;
+        if constexpr (kGaps) found = both.found;
+        tile.before[i + j] = number<T>(both.window, found, min_periods);
+        prefix.observe(tile.behind[i + j]);
+        at = at + 1 == segment ? 0 : at + 1;
+    }
+}
+
+template <class W, class T>
+__global__ void __launch_bounds__(kMostThreads<W>, kMergeBlocks<W>) merge_tiles(const Job job, const Tiling t) {
+    extern __shared__ double memory[];
+    const MergeTile<W, T> shared(memory, blockDim.x);
+    const int me = threadIdx.x;
     for (int64_t tile = blockIdx.x; tile < job.rows * t.tiles; tile += gridDim.x) {
         const int64_t row = tile / t.tiles, begin = tile % t.tiles * t.outputs;
         const Reach<T> reach{static_cast<const T*>(job.x) + row * job.n, job.n};
         const int outputs = static_cast<int>(std::min<int64_t>(t.outputs, job.n - begin));
-        for (int k = me; k < static_cast<int>(blockDim.x) * kOf; k += blockDim.x) {
-            const int64_t at = begin + job.first + k, then = at + job.length;
+        bool full = true;
+        for (int k = me; k < static_cast<int>(blockDim.x) * kMine<W>; k += blockDim.x) {
+            // What is past the outputs is not used, but added: it has to be an observation, too.
+            const int64_t at = begin + job.first + (k < t.outputs ? k : 0), then = at + job.length;
             const T none = std::numeric_limits<T>::quiet_NaN();
-            before[k] = k < t.outputs && at >= 0 && at < job.n ? reach.x[at] : none;
-            behind[k] = k < t.outputs && then >= 0 && then < job.n ? reach.x[then] : none;
+            const T x = at >= 0 && at < job.n ? reach.x[at] : none,
+                    y = then >= 0 && then < job.n ? reach.x[then] : none;
+            full = full && x - x == 0 && y - y == 0;
+            shared.before[k] = x, shared.behind[k] = y;
         }
-        P middle;
+        Part<W> middle;
         if (t.whole > 0) {
             const int64_t each = (t.whole + blockDim.x - 1) / blockDim.x, from = me * each;
-            const P* const groups = static_cast<const P*>(job.space) + row * t.groups + tile % t.tiles + 1;
-            P mine;
+            const Part<W>* const groups = static_cast<const Part<W>*>(job.space) + row * t.groups + tile % t.tiles + 1;
+            Part<W> mine;
             for (int64_t g = from; g < from + each && g < t.whole; ++g) mine.append(groups[g]);
-            middle = all_threads(mine, suffixes);
+            middle = all_threads(mine, shared.states);
         }
         if (t.rest > 0) {
             const int64_t end = begin + job.first + job.length;
-            middle.append(range<W>(reach, end - t.rest, end, suffixes));
+            middle.append(range<W>(reach, end - t.rest, end, shared.states));
         }
-        __syncthreads();
-
-        const auto add = [](P& to, T x) {
-            if (x - x == 0) to.window.add(static_cast<double>(x)), ++to.found;
-        };
-        P suffix[kOf], left, right;
-        bool cut_left = false, cut_right = false;
-        int at = phase + kOf;
-        at -= at / t.segment * t.segment;  // of the element after the last one, in its segment
-#pragma unroll
-        for (int j = kOf - 1; j >= 0; --j) {
-            if (at == 0) left = P{}, cut_left = true, at = t.segment;
-            --at;
-            P one;
-            add(one, before[i + j]);
-            one.append(left);
-            suffix[j] = left = one;
-        }
-        at = phase;
-#pragma unroll
-        for (int j = 0; j < kOf; ++j) {
-            if (at == 0) right = P{}, cut_right = true;
-            add(right, behind[i + j]);
-            at = at + 1 == t.segment ? 0 : at + 1;
-        }
-#pragma unroll 1
-        for (int by = 1; by < 32; by *= 2) {
-            const P next = of_lane(left, lane + by), previous = of_lane(right, lane - by);
-            const bool next_cut = __shfl_sync(kAllLanes, static_cast<int>(cut_left), (lane + by) & 31) != 0;
-            const bool previous_cut = __shfl_sync(kAllLanes, static_cast<int>(cut_right), (lane - by) & 31) != 0;
-            if (lane + by < 32 && !cut_left) left.append(next), cut_left = next_cut;
-            if (lane >= by && !cut_right) {
-                P both = previous;
-                both.append(right);
-                right = both, cut_right = previous_cut;
-            }
-        }
-        if (lane == 0) suffixes[warp] = left, cuts[0][warp] = cut_left;
-        if (lane == 31) prefixes[warp] = right, cuts[1][warp] = cut_right;
-        // The states next to this thread's elements: after them up to the next cut, and before them.
-        const P next = of_lane(left, lane + 1), previous = of_lane(right, lane - 1);
-        const bool next_cut = __shfl_sync(kAllLanes, static_cast<int>(cut_left), (lane + 1) & 31) != 0;
-        const bool previous_cut = __shfl_sync(kAllLanes, static_cast<int>(cut_right), (lane - 1) & 31) != 0;
-        __syncthreads();
-        P after, prefix;
-        bool closed = lane < 31 && next_cut, opened = lane > 0 && previous_cut;
-        if (lane < 31) after = next;
-#pragma unroll 1
-        for (int v = warp + 1; v < warps && !closed; ++v) after.append(suffixes[v]), closed = cuts[0][v];
-        if (lane > 0) prefix = previous;
-#pragma unroll 1
-        for (int v = warp - 1; v >= 0 && !opened; --v) {
-            P both = prefixes[v];
-            both.append(prefix);
-            prefix = both, opened = cuts[1][v];
-        }
-        at = phase + kOf;
-        at -= at / t.segment * t.segment;
-        bool reaches = true;
-#pragma unroll
-        for (int j = kOf - 1; j >= 0; --j) {
-            if (at == 0) reaches = false, at = t.segment;
-            --at;
-            if (reaches) suffix[j].append(after);
-        }
-        at = phase;
-#pragma unroll
-        for (int j = 0; j < kOf; ++j) {
-            if (at == 0) prefix = P{};
-            P both = suffix[j];
-            both.append(middle);
-            both.append(prefix);
-            before[i + j] = number<T>(both.window, both.found, job.min_periods);
-            add(prefix, behind[i + j]);
-            at = at + 1 == t.segment ? 0 : at + 1;
+        if (__syncthreads_and(full)) {
+            merge_tile<Full<W>>(shared, middle, t.segment, job.min_periods);
+        } else {
+            merge_tile<Gaps<W>>(shared, middle, t.segment, job.min_periods);
         }
         __syncthreads();
         T* const out = static_cast<T*>(job.out) + row * job.n + begin;
-        for (int k = me; k < outputs; k += blockDim.x) out[k] = before[k];
+        for (int k = me; k < outputs; k += blockDim.x) out[k] = shared.before[k];
         __syncthreads();
     }
 }
@@ -335,7 +400,8 @@ void launch(const Job& job, cudaStream_t stream) {
         if (t.groups > 0) {
             sum_groups<Window, T><<<blocks_for(job.rows * t.groups, 1), t.threads, 0, stream>>>(job, t);
         }
-        merge_tiles<Window, T><<<blocks_for(job.rows * t.tiles, 1), t.threads, 0, stream>>>(job, t);
+        const size_t bytes = MergeTile<Window, T>::bytes(t.threads);
+        merge_tiles<Window, T><<<blocks_for(job.rows * t.tiles, 1), t.threads, bytes, stream>>>(job, t);
     } else {
         slide<Window, T><<<blocks_for(job.items(), 32 * kSlideWarps), 32 * kSlideWarps, 0, stream>>>(job);
     }
