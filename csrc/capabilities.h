@@ -309,7 +309,10 @@ inline Choice<Between> between(Transformer transformer, Stacks stacks, const Bet
     if (shape.hidden == 0) {
         if (shape.has_psqt) return whole(Reason::one_layer_psqt);
         if (shape.divided) return whole(Reason::divided_layer);
-        return {Between::factors};
+        const bool clips = shape.activation == Activation::kCReLU || shape.activation == Activation::kSCReLU;
+        const bool in_pass = transformer == Transformer::hopper && stacks == Stacks::one_pass && clips &&
+                             shape.trained_dtype == ScalarType::BFloat16 && fits_16_bits(shape.bound);
+        return {in_pass ? Between::rows : Between::factors};
     }
     if (transformer != Transformer::hopper) return whole(Reason::portable);
     if (const Reason reason = why_not_rows(shape); reason != Reason::fastest) return whole(reason);

@@ -58,6 +58,11 @@
 // weight · loss, Σ weight, and their quotient (0 where Σ weight is 0); gradients are those of the first total. `order`
 // holds a counter that is 0 again afterwards, so two such calls with one order may not run at the same time.
 //
+// With `transformer` it goes on through the transformer, on 9.0: x is what _perspective_transformer_forward saved, of
+// 16-bit weights, `targets` also have white, black and plan, and `range` is that of the backward, with the factor of
+// the forward's output behind it. Instead of grad_sums it gives row gradients, which are divided by Σ weight already.
+// There is one layer, x would have at most 16 KB for each position, and the activation is CReLU or SCReLU.
+//
 // _layer_stacks_gradients takes what the two above give, and gives (grad_x, grad_bias, grad_psqt, grad_weight_0,
 // gradients), all multiplied by scales[0] (float32 scalar), if it is given, and divided by scales[1][1], if it is:
 // totals, so Σ weight. `gradients` is flat: bias_0, weight_1, bias_1, … each from a multiple of 4 on. Without x grad_x
@@ -71,9 +76,9 @@
 // `grad_dtype` (perspective_transformer.h). With `leaves_unused` it need not write rows of the gradient of the weight
 // whose feature no position has.
 //
-// If there is one layer, the gradient of x is the product of two factors, that of the output and the layer's weight.
-// Then there is no psqt. Where the layer rounds, `range` must scale by x_scale · multiply / (psqt_scale · by · divide),
-// too: the first factor has psqt_scale.
+// If there is one layer, the gradient of x is the product of two factors, that of the output and the layer's weight,
+// unless grad_sums are row gradients; scales[0] must be 1 then. There is no psqt. Where the layer rounds, `range` must
+// scale by x_scale · multiply / (psqt_scale · by · divide), too: the first factor has psqt_scale.
 //
 // If there are more layers, the kernels of 9.0 make x again from `saved`, of fp32 or bfloat16 weights; x is not read.
 // The activation must be pairwise, N a multiple of 64, in 16 bits the bound 1/64 to 255, and there must be a position.

@@ -30,7 +30,7 @@ STABLE_TORCH_LIBRARY(nnue, m) {
     m.def(
         "_perspective_transformer_forward(Tensor[] batch, Tensor weight, Tensor bias, Tensor? psqt, int[] transformer, "
         "float[] range, ScalarType output_dtype, bool save, Tensor? leaf=None, bool sparse_grad=False, "
-        "bool psqt_apart=False) -> (Tensor output, Tensor psqt_output, Tensor saved)");
+        "bool psqt_apart=False, bool saved_alone=False) -> (Tensor output, Tensor psqt_output, Tensor saved)");
     m.def("_perspective_psqt(Tensor[] batch, Tensor psqt, int[] transformer, int begin, int end) -> Tensor");
     m.def(
         "_perspective_transformer_backward(Tensor grad_output, Tensor? grad_psqt, Tensor[] batch, Tensor saved, "
@@ -117,7 +117,8 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "(Tensor grad_sums, Tensor partials)");
     m.def(
         "_layer_stacks_loss(Tensor x, Tensor(a!) order, Tensor[] parameters, Tensor? psqt, Tensor[] targets, "
-        "int layers, int loss, float[] constants, bool is_sums=False) -> (Tensor totals, Tensor grad_sums, "
+        "int layers, int loss, float[] constants, bool is_sums=False, int[] transformer=[], float[] range=[]) -> "
+        "(Tensor totals, Tensor grad_sums, "
         "Tensor grad_output, Tensor partials)");
     m.def(
         "_layer_stacks_gradients(Tensor? x, Tensor order, Tensor[] parameters, Tensor? grad_sums, Tensor? partials, "

@@ -58,7 +58,8 @@
 // _perspective_psqt (CUDA only) gives the psqt output alone, of positions begin … end - 1. With `psqt_apart` (CUDA
 // only) the forward leaves the psqt output unwritten, and the backward makes the gradient of psqt nevertheless, from
 // that of the psqt output of all positions. So several processes that share a batch need not each compute the psqt
-// output of all of it.
+// output of all of it. With `saved_alone` (CUDA, king buckets, 16-bit weights) the output has no rows: only `saved` is
+// read.
 //
 // _perspective_transformer_backward_rows (CPU only) leaves out the rows of the gradient of the weight that are zeros
 // because no position of the batch has the feature: `grad_rows` [R, N] are the others, and `rows` int64 [R], ascending,

@@ -198,8 +198,9 @@ Tensor plan_op(const Tensor& white, const Tensor& black, const Tensor& black_to_
 Three forward_op(std::vector<Tensor> batch, const Tensor& weight_in, const Tensor& bias_in,
                  const std::optional<Tensor>& psqt, std::vector<int64_t> transformer, std::vector<double> range_in,
                  ScalarType output_dtype, bool save, const std::optional<Tensor>& /*leaf*/, bool /*sparse_grad*/,
-                 bool psqt_apart) {
+                 bool psqt_apart, bool saved_alone) {
     if (psqt_apart) fail(kForward, "psqt_apart", std::string("true"), "false on the CPU");
+    if (saved_alone) fail(kForward, "saved_alone", std::string("true"), "false on the CPU");
     const auto [white, black, plan_in, psqt_bucket] = batch_of(kForward, batch);
     const Transformer of = transformer_of(kForward, transformer, range_in, capabilities::kCpuMultiple);
     const auto [num_features, num_outputs, _] = of.sizes;

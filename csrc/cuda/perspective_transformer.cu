@@ -97,7 +97,7 @@ Batch contiguous_batch(const Batch& batch) {
 Three forward_op(std::vector<Tensor> batch_in, const Tensor& weight_in, const Tensor& bias_in,
                  const std::optional<Tensor>& psqt, std::vector<int64_t> transformer, std::vector<double> range,
                  ScalarType output_dtype, bool save, const std::optional<Tensor>& /*leaf*/, bool /*sparse_grad*/,
-                 bool psqt_apart) {
+                 bool psqt_apart, bool saved_alone) {
     const Batch given = batch_of(kForward, batch_in);
     const Transformer of = transformer_of(kForward, transformer, range, kMultiple);
     check_parameters(weight_in, bias_in, of.sizes, given.white, Device::cuda);
@@ -110,7 +110,12 @@ Three forward_op(std::vector<Tensor> batch_in, const Tensor& weight_in, const Te
     const torch::stable::accelerator::DeviceGuard guard(weight_in.get_device_index());
     const Tensor weight = aligned(weight_in), bias = aligned(bias_in);
     const Batch batch = contiguous_batch(given);
-    const ScalarType out_dtype = check_float_dtype(kForward, "output_dtype", output_dtype);
+    std::optional<ScalarType> out_dtype = check_float_dtype(kForward, "output_dtype", output_dtype);
+    if (saved_alone &&
+        (!save || of.layout.bucket_size == 0 || of.layout.weight_bytes != 2 || of.activation == Activation::kIdentity))
+        fail(kForward, "saved_alone", "a call that it does not fit",
+             "save, 16-bit weights, king buckets and an activation");
+    if (saved_alone) out_dtype = std::nullopt;
     const std::optional<Tensor> columns = psqt_apart ? std::nullopt : psqt;
     auto [output, psqt_output, saved] =
         kernels_of(kForward, of.layout)

@@ -35,9 +35,10 @@ struct Kernels {
     void (*check_sizes)(const char* op, const Tensor& white, int64_t num_features, PlanLayout layout);
     Tensor (*plan)(const Tensor& white, const Tensor& black, const Tensor& black_to_move, int64_t num_features,
                    PlanLayout layout);
+    // Without `output_dtype`, which needs 16-bit weights and king buckets, the output has no rows.
     Three (*forward)(const Batch& batch, PlanLayout layout, const Tensor& weight, const Tensor& bias,
-                     const std::optional<Tensor>& psqt, Activation activation, Range range, ScalarType output_dtype,
-                     bool save);
+                     const std::optional<Tensor>& psqt, Activation activation, Range range,
+                     std::optional<ScalarType> output_dtype, bool save);
     // The psqt output alone. The batch has a psqt_bucket.
     Tensor (*psqt_output)(const Batch& batch, PlanLayout layout, const Tensor& psqt, PositionRange wanted);
     Three (*backward)(const OutputGradients& gradients, const Batch& batch, PlanLayout layout, const Tensor& saved,

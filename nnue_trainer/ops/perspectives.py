@@ -93,7 +93,7 @@ def _fakes(namespace: str, as_on_cuda: Callable[[torch.device], bool]) -> dict[s
 
     def forward(
         batch: list[Tensor], weight: Tensor, bias: Tensor, psqt: Tensor | None, transformer: list[int],
-        range: list[float], output_dtype: torch.dtype, save: bool, *_: Any,
+        range: list[float], output_dtype: torch.dtype, save: bool, *_: Any, saved_alone: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         of, white, on_cuda, rows = Transformer(*transformer), batch[0], as_on_cuda(weight.device), 0
         positions = white.shape[0]
@@ -102,7 +102,7 @@ def _fakes(namespace: str, as_on_cuda: Callable[[torch.device], bool]) -> dict[s
             rows = size_on_cuda(lambda places: places["slots"], white, *layout) if on_cuda else 2 * positions
         saved_dtype = torch.float16 if on_cuda and weight.dtype != torch.float32 else torch.float32
         return (
-            weight.new_empty((positions, of.width), dtype=output_dtype),
+            weight.new_empty((0 if saved_alone else positions, of.width), dtype=output_dtype),
             weight.new_empty((0 if psqt is None else positions,), dtype=torch.float32),
             weight.new_empty((rows, of.num_outputs), dtype=saved_dtype),
         )
@@ -133,7 +133,7 @@ _registration.register_fakes(_fakes("nnue", lambda device: device.type != "cpu")
 def _derive(
     needs: Sequence[bool], arguments: tuple[Any, ...], outputs: tuple[Tensor, Tensor, Tensor]
 ) -> tuple[tuple[Tensor, ...], _registration.Formula]:
-    batch, weight, _, _, transformer, range, _, save, leaf, is_sparse, _ = arguments
+    batch, weight, _, _, transformer, range, _, save, leaf, is_sparse, *_ = arguments
     described = (transformer, range, (weight if leaf is None else leaf).dtype)
 
     def formula(
@@ -158,7 +158,7 @@ def _derive(
             of_weight, of_bias, of_psqt = operators._perspective_transformer_backward(*given)
         weight_and_leaf = (None, of_weight) if needs[8] else (of_weight, None)
         of_psqt = None if grad_psqt is None else of_psqt
-        return None, weight_and_leaf[0], of_bias, of_psqt, *(None,) * 4, weight_and_leaf[1], None, None
+        return None, weight_and_leaf[0], of_bias, of_psqt, *(None,) * 4, weight_and_leaf[1], *(None,) * 3
 
     return (outputs[2], *batch), formula
 

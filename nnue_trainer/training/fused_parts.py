@@ -100,6 +100,8 @@ class FusedTransformer:
         self._plan_key = plan_key(len(weight), description.bucket_size, description.num_bucketed, weight.dtype)
         self.rounds = description.rounds_down and not self.arguments.transformer.rounds_down
         self.psqt_apart = psqt_apart and self.psqt is not None and self.kernels in capabilities.ON_GPU
+        self.saved_alone = False
+        """the forward's output has no rows, because the layers read what it saves"""
         self._is_sparse = False
         self._no_marks = torch.zeros(0, dtype=torch.uint8, device=weight.device)
 
@@ -130,8 +132,9 @@ class FusedTransformer:
             weight = made[0] if made else weight
         with _below_autograd():
             x, of_psqt, saved = operators._perspective_transformer_forward(
-                rows, weight, bias, psqt, *self.arguments, True, psqt_apart=self.psqt_apart
-            )
+                rows, weight, bias, psqt, *self.arguments, True, psqt_apart=self.psqt_apart,
+                saved_alone=self.saved_alone,
+            )  # fmt: skip
         x = x.floor_() if self.rounds else x
         return x, None if psqt is None else of_psqt, Rows(rows, saved, bucket)
 
@@ -187,7 +190,7 @@ class Stacks(Protocol):
     def first_sums(self, x: Tensor, order: Tensor, bucket: Tensor) -> Tensor:
         """weight · x of the first layer, fp32 [B, outputs], for some columns of x."""
 
-    def loss(self, inputs: Inputs) -> Found: ...
+    def loss(self, inputs: Inputs, rows: Rows) -> Found: ...
 
     def reads_x(self, found: Found) -> bool:
         """Whether the backward reads x."""
@@ -220,6 +223,11 @@ class StackKernels:
         self._stacks = stacks if self.between == "whole" else through(first, stacks, divided=divided)
         self._handle = self._stacks.description
         self._one = torch.ones((), dtype=torch.float32, device=first.weight.device)
+        self._through: list[Any] = []
+        if self.between == "rows" and not stacks.hidden:  # the loss makes the gradients of the transformer's rows
+            transformer, (bound, scale), _ = first.backward_arguments
+            self._through = [transformer, [bound, scale, first.arguments.range[1]]]
+            first.saved_alone = True
         # PSQT has the gradient of the output; with one layer that is one of the two factors of x's.
         self._keeps_output = first.psqt is not None or (self.between != "whole" and not stacks.hidden)
 
@@ -232,13 +240,15 @@ class StackKernels:
         found: Tensor = operators._layer_stacks_first(x, order, self._read[0])
         return found
 
-    def loss(self, inputs: Inputs) -> Found:
+    def loss(self, inputs: Inputs, rows: Rows) -> Found:
         if self._integers is not None and not inputs.is_sums:
             self._read_parameters()
+        x, targets = inputs.x, [inputs.score, inputs.result, inputs.lam]
+        if self._through:
+            x, targets = rows.saved, [*targets, *rows.batch]
         totals, by_sums, by_output, partials = operators._layer_stacks_loss(
-            inputs.x, inputs.order, self._read, inputs.psqt, [inputs.score, inputs.result, inputs.lam], self._handle,
-            *self._loss, is_sums=inputs.is_sums,
-        )  # fmt: skip
+            x, inputs.order, self._read, inputs.psqt, targets, self._handle, *self._loss, inputs.is_sums, *self._through
+        )
         return Found(totals, by_sums, by_output if self._keeps_output else None, partials)
 
     def _read_parameters(self) -> None:
@@ -335,7 +345,7 @@ class StackReference:
             self._sums = self._layers.first_sums(x.requires_grad_())
         return self._sums.detach()
 
-    def loss(self, inputs: Inputs) -> Found:
+    def loss(self, inputs: Inputs, rows: Rows) -> Found:
         x, psqt = inputs.x.requires_grad_(), inputs.psqt
         sources = [x] if psqt is None else [x, psqt.requires_grad_()]
         with torch.enable_grad():

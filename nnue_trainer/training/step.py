@@ -77,7 +77,7 @@ class FusedStep:
         inputs = Inputs(x, psqt, bucket, order, batch.score, batch.result, self.lambdas[batch.buffer], batch.spare)
         if exchange is not None:
             inputs = exchange.sums(inputs, own, stacks, first, rows)
-        found = stacks.loss(inputs)
+        found = stacks.loss(inputs, rows)
         kept = x if stacks.reads_x(found) else None
         del x, inputs  # memory for the gradients
         if exchange is not None:

@@ -170,7 +170,10 @@ def test_the_mode_of_a_call() -> None:
         ("hopper", "tiles", {"activation": number_of("crelu")}, "whole", "not pairwise"),
         ("portable", "tiles", {}, "whole", "portable kernels"),
         ("portable", "one_pass", {"hidden": 0}, "factors", ""),
-        ("hopper", "tiles", {"hidden": 0}, "factors", ""),
+        ("hopper", "one_pass", {"hidden": 0}, "factors", ""),
+        ("hopper", "one_pass", {"hidden": 0, "activation": number_of("screlu")}, "rows", ""),
+        ("hopper", "one_pass", {"hidden": 0, "activation": number_of("crelu"), "bound": 256.0}, "factors", ""),
+        ("hopper", "tiles", {"hidden": 0, "activation": number_of("crelu")}, "factors", ""),
         ("hopper", "tiles", {"hidden": 0, "has_psqt": True}, "whole", "PSQT"),
         ("hopper", "tiles", {"hidden": 0, "divided": True}, "whole", "divided columns"),
         ("hopper", "tiles", {"divided": True}, "rows", ""),
@@ -191,6 +194,9 @@ def test_between_dtypes() -> None:
     check(capabilities.between("hopper", "tiles", FP32, FP32, **shape), "rows", "")
     check(capabilities.between("hopper", "tiles", FP32, BF16, **shape), "whole", "dtype is not that of the output")
     check(capabilities.between("hopper", "tiles", FP16, FP16, **shape), "whole", "float16")
+    one: Any = {"num_outputs": 64, "hidden": 0, "activation": 1, "bound": 1.0, "has_psqt": False}
+    for dtype, kernels in ((BF16, "rows"), (FP16, "factors"), (FP32, "factors")):
+        check(capabilities.between("hopper", "one_pass", dtype, dtype, **one), kernels, "")
 
 
 def test_update() -> None:

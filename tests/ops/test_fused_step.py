@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 import pytest
 import torch
 from fused_loss import memory_of_nan, on_gpu, step_of
+from sample_inputs import assert_close
 from sample_models import assert_as_apart, make_model
 from torch import Tensor
 from typed import present
 
-from nnue_trainer.losses import Loss
+from nnue_trainer.losses import Loss, mean
 from nnue_trainer.losses.cross_entropy import CrossEntropyLoss
 from nnue_trainer.losses.win_rate import WinRateLoss
 from nnue_trainer.modules.layer_stacks import LayerCall
@@ -81,6 +82,65 @@ def test_emulated_step(
     emulated_gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, net: dict[str, Any], between: str, of: Loss
 ) -> None:
     assert check_step(monkeypatch, net, of) == between
+
+
+ONE_PASS = pytest.mark.parametrize(
+    ("hidden", "stacks", "activation", "of"),
+    [(48, 8, "crelu", LOSS), (1040, 3, "screlu", CrossEntropyLoss()), (2064, 1, "screlu", LOSS)],
+)
+
+
+def check_one_pass(
+    monkeypatch: pytest.MonkeyPatch, device: str, hidden: int, stacks: int, activation: str, of: Loss,
+    again: Callable[[], None],
+) -> None:  # fmt: skip
+    """With 16-bit copies, the loss of a net of one layer makes the gradients of the transformer's rows: one, two and
+    four packs per thread. Rows that have a feature twice are in it. `again`: called before the second of two steps,
+    whose bits are equal."""
+    net = {"activation": activation, "hidden": hidden, "factorised": False, "output_buckets": {"count": stacks}}
+    model, batch = make_model(LAYERED | net, device)
+    batch.white[::40, 1] = batch.white[::40, 0]
+    weight = model.feature_transformer.weight
+    weight.data = weight.data.bfloat16().float()
+    exact, optimizer, found = copy.deepcopy(model).double(), Optimizer(model, AdamW(), copies=True), []
+    for _ in range(2):
+        step, kernels = step_of(model, of, 0.8, optimizer)
+        assert kernels.between == "rows"
+        with memory_of_nan():
+            loss = step.gradients(step.prepare(batch))
+        trained = [step.first.trained, *list(model.parameters())[1:]]
+        found.append([loss, *(present(parameter.grad).clone() for parameter in trained)])
+        again()
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    monkeypatch.undo()
+    monkeypatch.setattr(LayerCall, "_kernels", lambda *_: "torch")
+    lam = torch.tensor(0.8, device=device)
+    expected = mean(*of.terms(exact(batch) * exact.score_scale, batch.score, batch.result, lam))
+    assert_close(found[0][0], expected, 1e-4, "loss")
+    of_exact = torch.autograd.grad(expected, list(exact.parameters()))
+    for (name, _), a, b in zip(exact.named_parameters(), found[0][1:], of_exact, strict=True):
+        assert_close(a.float(), b, 2e-2 if name == "feature_transformer.weight" else 5e-3, name)
+
+
+@pytest.mark.slow
+@ONE_PASS
+def test_emulated_one_pass(
+    emulated_gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, hidden: int, stacks: int, activation: str, of: Loss
+) -> None:
+    def again() -> None:
+        emulated_gpu.emulator_configure(4, 50)  # another schedule
+
+    check_one_pass(monkeypatch, "cpu", hidden, stacks, activation, of, again)
+
+
+@pytest.mark.cuda
+@ONE_PASS
+def test_cuda_one_pass(
+    cuda: torch.device, monkeypatch: pytest.MonkeyPatch, hidden: int, stacks: int, activation: str, of: Loss
+) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("those kernels need compute capability 9.0")
+    check_one_pass(monkeypatch, "cuda", hidden, stacks, activation, of, torch.cuda.synchronize)
 
 
 def test_emulated_step_with_a_batch_of_another_forward_pass(emulated_gpu: ctypes.CDLL) -> None:

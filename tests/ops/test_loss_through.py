@@ -259,6 +259,46 @@ def test_emulated_operator(emulated: ctypes.CDLL) -> None:
         op._perspective_transformer_backward(plan, None, call.batch, saved, *described)
 
 
+def test_emulated_errors_of_one_pass(emulated: ctypes.CDLL) -> None:
+    """The loss continues to row gradients only where the kernel supports the net."""
+    case, op = Case(90, 64, 2, "crelu", torch.bfloat16), torch.ops.nnue_emulated
+    emulated.emulator_configure(4, 1)
+    plan = op._perspective_plan(*case.rows, case.black_to_move, FEATURES, *case.layout(HOPPER))
+    call, parameters, (bound, scale) = case.call(plan, HOPPER), case.behind.parameters, RANGE
+    forward = call.batch, case.weight, case.bias, None, call.transformer, [bound, scale], case.weight.dtype
+    out, _, saved = op._perspective_transformer_forward(*forward, True, saved_alone=True)
+    assert out.shape == (0, 128)
+    with pytest.raises(RuntimeError, match="saved_alone: found a call that it does not fit"):
+        op._perspective_transformer_forward(*forward, False, saved_alone=True)
+    order, kernel = op._stack_order(case.bucket, 2), LOSSES["sigmoid"].kernel()
+    assert kernel is not None
+
+    def loss(
+        targets: Sequence[Tensor] = (*case.targets, *case.rows, plan),
+        transformer: Sequence[int] = call.transformer,
+        range: Sequence[float] = (bound, scale, scale),
+        saved: Tensor = saved,
+    ) -> Any:
+        return op._layer_stacks_loss(
+            saved, order, parameters, None, targets, case.stacks.description, kernel.kind,
+            [400.0, *kernel.constants], False, transformer, range,
+        )  # fmt: skip
+
+    assert loss()[1].dtype == torch.uint8
+    with pytest.raises(RuntimeError, match="targets: found 3 tensors, expected score, result and lambda; with"):
+        loss(case.targets)
+    with pytest.raises(RuntimeError, match="range: found 2 numbers, expected bound, scale and the factor of x"):
+        loss(range=RANGE)
+    with pytest.raises(RuntimeError, match=r"bound: found 300\.0+, expected 1/64 to 255"):
+        loss(range=(300.0, 1.0, 1.0))
+    with pytest.raises(RuntimeError, match="transformer: found one that the kernel does not support"):
+        loss(transformer=[*call.transformer[:6], number_of("pairwise"), 0])
+    with pytest.raises(RuntimeError, match="saved: found shape"):
+        loss(saved=saved[:-1])
+    with pytest.raises(RuntimeError, match="plan: found shape"):
+        loss((*case.targets, *case.rows, plan[:-1]))
+
+
 UNUSED = pytest.mark.parametrize(
     ("buckets", "hidden", "activation"),
     [([600, 1200], (), "crelu"), ([600, 1200], SMOOTH, "pairwise"), ([20, 20], SMOOTH, "pairwise")],

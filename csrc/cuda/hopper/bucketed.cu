@@ -14,6 +14,7 @@
 #include "first_layer_through.cuh"
 #include "forward_gather_fp32.cuh"
 #include "forward_wgmma_16bit.cuh"
+#include "one_output_through.cuh"
 #include "psqt.cuh"
 #include "rare_features.cuh"
 
@@ -119,7 +120,7 @@ void run_backward(const BackwardProblem& p, bool makes_rows, int workers, cudaSt
           stream, p);
 }
 
-constexpr const char* kMadeByStacks = "what _layer_stacks_gradients makes for these sizes";
+constexpr const char* kMadeByStacks = "what _layer_stacks_gradients or _layer_stacks_loss makes for these sizes";
 
 void open_row_gradients(const char* op, const Tensor& rows, BackwardProblem& p) {
     const auto carve = [&](Carver& carver, const IndexRows&) {
@@ -204,7 +205,8 @@ Tensor plan(const Tensor& white, const Tensor& black, const Tensor& black_to_mov
 }
 
 Three forward(const Batch& batch, PlanLayout layout, const Tensor& weight, const Tensor& bias,
-              const std::optional<Tensor>& psqt, Activation activation, Range range, ScalarType out_dtype, bool save) {
+              const std::optional<Tensor>& psqt, Activation activation, Range range,
+              std::optional<ScalarType> out_dtype, bool save) {
     const auto& [white, black, plan, psqt_bucket] = batch;
     const int64_t num_features = weight.size(0), num_outputs = weight.size(1);
     const cudaStream_t stream = current_stream(weight);
@@ -222,8 +224,9 @@ Three forward(const Batch& batch, PlanLayout layout, const Tensor& weight, const
     p.bound = range.bound;
     p.scale = range.scale;
     p.rounds_down = range.rounds_down;
-    p.out_type = float_type(kForward, "output_dtype", out_dtype);
-    Tensor out = torch::stable::new_empty(weight, {p.in.positions, output_width(p.activation, num_outputs)}, out_dtype);
+    if (out_dtype) p.out_type = float_type(kForward, "output_dtype", *out_dtype);
+    Tensor out = torch::stable::new_empty(
+        weight, {out_dtype ? p.in.positions : 0, output_width(p.activation, num_outputs)}, out_dtype);
     // The backward of the identity needs no sums.
     const bool saves = save && p.activation != Activation::kIdentity;
     Tensor saved = torch::stable::new_empty(weight, {saves ? slots(p.in) : 0, num_outputs},
@@ -234,7 +237,7 @@ Three forward(const Batch& batch, PlanLayout layout, const Tensor& weight, const
     if (p.in.positions == 0) return {out, psqt_out, saved};
     p.weight = weight.const_data_ptr();
     p.bias = const_data<float>(bias);
-    p.out = out.mutable_data_ptr();
+    p.out = out_dtype ? out.mutable_data_ptr() : nullptr;
     p.saved = saves ? saved.mutable_data_ptr() : nullptr;
     const auto run = weight_type == Float::kFloat32   ? run_forward<float>
                      : weight_type == Float::kFloat16 ? run_forward<__half>
@@ -337,6 +340,46 @@ Through first_layer_backward(const Batch& batch, PlanLayout layout, const Tensor
     Through made = run(p, a, integers.x_scale, saved, stream);
     made.row_gradients = rows;
     return made;
+}
+
+Tensor one_output_through(const Batch& batch, const Transformer& of, const Tensor& saved, float x_scale,
+                          const cuda::stacks::TileArguments& a) {
+    using one_output_through::SavedOutputs;
+    constexpr const char* op = "_layer_stacks_loss";
+    BackwardProblem p{};
+    const bool clips = of.activation == Activation::kCReLU || of.activation == Activation::kSCReLU;
+    if (of.layout.weight_bytes != 2 || !clips || a.layers.at[0].inputs != 2 * of.sizes.num_outputs)
+        fail(op, "transformer", "one that the kernel does not support",
+             "16-bit weights, CReLU or SCReLU, and 2 N inputs");
+    if (!capabilities::fits_16_bits(of.range.bound))
+        fail(op, "bound", std::to_string(of.range.bound), "1/64 to 255 in 16 bits");
+    p.in = index_rows(batch.white, batch.black, of.sizes.num_features, of.layout);
+    p.plan = open_plan(op, batch.plan, p.in).buckets;
+    p.num_outputs = static_cast<int>(of.sizes.num_outputs);
+    p.bound = of.range.bound;
+    p.scale = of.range.scale;
+    p.weight_type = Float::kBFloat16;
+    check_saved(op, saved, p.in, p.num_outputs, ScalarType::Half);
+    p.saved = saved.const_data_ptr();
+    const Tensor rows = new_pieces([&](Carver& carver) { one_hot_product::carve_row_gradients(carver, p); }, saved);
+    const Tensor shares = torch::stable::new_empty(saved, {one_output_through::kShares}, ScalarType::Float);
+    const cudaStream_t stream = current_stream(saved);
+    start("weigh_positions", one_output_through::weigh_positions, -1, one_output_through::kShares,
+          cuda::stacks::kThreads, 0, stream, a, mutable_data<float>(shares));
+    const auto tiles = static_cast<unsigned>(a.of_order.most_tiles());
+    const auto run = [&]<bool kSquares, bool kRounds>() {
+        cuda::stacks::dispatch_packs<__half>(2 * p.num_outputs, [&]<int kPacks>() {
+            const SavedOutputs<kSquares, kRounds> source{p, x_scale, const_data<float>(shares)};
+            const auto kernel = cuda::stacks::one_output_kernel<SavedOutputs<kSquares, kRounds>, kPacks, kRounds>;
+            start("one_output_kernel", kernel, -1, tiles, cuda::stacks::kThreads, 0, stream, source, a);
+        });
+    };
+    const bool squares = of.activation == Activation::kSCReLU;
+    if (a.layers.integers.rounds)
+        squares ? run.template operator()<true, true>() : run.template operator()<false, true>();
+    else
+        squares ? run.template operator()<true, false>() : run.template operator()<false, false>();
+    return rows;
 }
 
 }  // namespace nnue::perspective_transformer::bucketed

@@ -5,7 +5,8 @@
 
 namespace nnue::cuda::stacks {
 struct FirstBackward;
-}
+struct TileArguments;
+}  // namespace nnue::cuda::stacks
 namespace nnue::layer_stacks {
 struct Integers;
 }
@@ -24,5 +25,10 @@ struct Through {
 };
 Through first_layer_backward(const Batch& batch, PlanLayout layout, const Tensor& saved, int64_t num_features,
                              Range range, const layer_stacks::Integers& integers, cuda::stacks::FirstBackward a);
+
+// The loss of one layer with one output, from 16-bit sums, down to the row gradients, which it returns. `a` has all
+// results but these. `of.range` is that of the backward, and `x_scale` the factor of the forward's outputs.
+Tensor one_output_through(const Batch& batch, const Transformer& of, const Tensor& saved, float x_scale,
+                          const cuda::stacks::TileArguments& a);
 
 }  // namespace nnue::perspective_transformer::bucketed

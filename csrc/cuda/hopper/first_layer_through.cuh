@@ -71,18 +71,10 @@ struct SavedRows {
 
     // Also writes what the row gradients have besides those of positions: exponents, zeros in padding, and `sync`.
     __device__ __forceinline__ float2 begin(const cuda::stacks::FirstBackward& a, Sums& sums) const {
-        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slabs = Shape::slabs(p.num_outputs);
-        if (blockIdx.x == 0) clear(p.sync);
-        const int warps = gridDim.x * cuda::stacks::kWarps;
-        for (int row = blockIdx.x * cuda::stacks::kWarps + warp; row < p.in.num_buckets * kTileRows; row += warps) {
-            const int bucket = row / kTileRows, in_tile = row % kTileRows, tile = p.plan.tile_begin[bucket + 1] - 1;
-            if (tile < p.plan.tile_begin[bucket] || p.plan.slot_target[tile * kTileRows + in_tile] >= 0) continue;
-            for (int i = lane; i < slabs * 16; i += 32)
-                *reinterpret_cast<uint4*>(operand_of<kTerms>(p, i / 16, tile) + i / 8 % 2 * Shape::kAtomBytes +
-                                          in_tile * 128 + i % 8 * 16) = uint4{0, 0, 0, 0};
-        }
+        clear_padding<kTerms>(p);
         sums.unit = 1.0f;
         if constexpr (kTerms == 2) {
+            const int lane = threadIdx.x % 32;
             uint2 all{0, 0};
             for (int i = 0; i < kLargestGrid; i += 32) {
                 const uint2 here = __ldcg(largest + i + lane);
@@ -92,7 +84,7 @@ struct SavedRows {
             const float bound = __uint_as_float(__reduce_max_sync(~0u, all.x)) *
                                 __uint_as_float(__reduce_max_sync(~0u, all.y)) * factor * 1.01f;
             const int exponent = tile_exponent(__float_as_uint(bound) & 0x7fffffffu);
-            const int operands = slabs * p.max_tiles;
+            const int operands = Shape::slabs(p.num_outputs) * p.max_tiles;
             for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < operands; i += gridDim.x * blockDim.x)
                 p.exponents[i] = exponent;
             if (exponent != kNoExponent) sums.unit = power_of_two(exponent);
@@ -102,14 +94,8 @@ struct SavedRows {
     __device__ __forceinline__ bool wants_gradient() const { return true; }
 
     __device__ __forceinline__ void load_position(Memory& memory, int place, int i, int position) const {
-        int slots[2] = {-1, -1};
-        if (position >= 0) {
-            int white = p.plan.row_slot[position], black = p.plan.row_slot[p.in.positions + position];
-            white = white < 0 ? ~white : white, black = black < 0 ? ~black : black;
-            const bool black_first = p.plan.slot_target[white] % 2 != 0;
-            slots[0] = black_first ? black : white, slots[1] = black_first ? white : black;
-        }
-        memory.slots[0][place][i] = slots[0], memory.slots[1][place][i] = slots[1];
+        const int2 slots = position >= 0 ? slots_of(p, position) : int2{-1, -1};
+        memory.slots[0][place][i] = slots.x, memory.slots[1][place][i] = slots.y;
     }
     __device__ __forceinline__ const Number* numbers(const Memory& memory, int place, int i, int /*position*/,
                                                      int column) const {
@@ -231,11 +217,7 @@ struct SavedRows {
         }
     }
 
-    // The bound of the clip, rounded up to fp16, twice.
-    __device__ __forceinline__ uint32_t largest_half() const {
-        const __half2 both = __half2half2(__float2half_ru(p.bound));
-        return reinterpret_cast<const uint32_t&>(both);
-    }
+    __device__ __forceinline__ uint32_t largest_half() const { return bound_in_halves(p.bound); }
     __device__ __forceinline__ static uint32_t word(const Rows& row, int i) {
         return reinterpret_cast<const uint32_t*>(&row)[i];
     }

@@ -109,6 +109,7 @@ __device__ __forceinline__ void finish_tile(const ForwardProblem& p, float (&acc
                 [&](int k) { return row_of(saved, slot + 4 * k, p.num_outputs * 2); });
         }
     }
+    if (p.out == nullptr) return;
     if (p.activation != Activation::kIdentity) {
 #pragma unroll
         for (float& x : acc) x = clip(x, p.bound);
@@ -358,6 +359,7 @@ __device__ __forceinline__ void sum_row(const ForwardProblem& p, int row, int sl
                 static_cast<uint16_t*>(p.saved)[at] = uint16_t(encoded >> (16 * h));
             }
         }
+        if (p.out == nullptr) continue;
         if (p.activation != Activation::kIdentity) v[0] = clip(v[0], p.bound), v[1] = clip(v[1], p.bound);
         if (p.activation == Activation::kPairwise) {
             store(p.out, size_t(target) * half + c, finished(p, v[0] * (v[1] * p.scale)), p.out_type);

@@ -32,7 +32,7 @@ struct ForwardProblem {
     GroupFeatures group_features;  // for 16-bit weights
     const void* weight;            // [num_features, num_outputs]
     const float* bias;             // [num_outputs]
-    void* out;                     // [2 · positions, width]: width num_outputs / 2 for pairwise, else num_outputs
+    void* out;        // [2 · positions, width]: width num_outputs / 2 for pairwise, else num_outputs; or null
     void* saved;      // [slots, num_outputs] for the backward (fp32 sums, or fp16 as `encode` gives them), or null
     int num_outputs;  // a multiple of 16
     Activation activation;

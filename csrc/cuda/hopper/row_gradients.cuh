@@ -112,6 +112,34 @@ __device__ __forceinline__ void clear(GradientSync* sync) {
         reinterpret_cast<unsigned*>(sync)[i] = 0;
 }
 
+// Called by all threads of a grid that writes row gradients position by position: zeros in padding, and `sync`.
+template <int kTerms>
+__device__ __forceinline__ void clear_padding(const BackwardProblem& p) {
+    using Shape = GradientShape<kTerms>;
+    const int of_block = int(blockDim.x) / 32, warps = int(gridDim.x) * of_block, slabs = Shape::slabs(p.num_outputs);
+    if (blockIdx.x == 0) clear(p.sync);
+    for (int row = int(blockIdx.x) * of_block + threadIdx.x / 32; row < p.in.num_buckets * kTileRows; row += warps) {
+        const int bucket = row / kTileRows, in_tile = row % kTileRows, tile = p.plan.tile_begin[bucket + 1] - 1;
+        if (tile < p.plan.tile_begin[bucket] || p.plan.slot_target[tile * kTileRows + in_tile] >= 0) continue;
+        for (int i = threadIdx.x % 32; i < slabs * 16; i += 32)
+            *reinterpret_cast<uint4*>(operand_of<kTerms>(p, i / 16, tile) + i / 8 % 2 * Shape::kAtomBytes +
+                                      in_tile * 128 + i % 8 * 16) = uint4{0, 0, 0, 0};
+    }
+}
+
+// The slots of a position's rows, that of the side to move first.
+__device__ __forceinline__ int2 slots_of(const BackwardProblem& p, int position) {
+    int white = p.plan.row_slot[position], black = p.plan.row_slot[p.in.positions + position];
+    white = white < 0 ? ~white : white, black = black < 0 ? ~black : black;
+    return p.plan.slot_target[white] % 2 != 0 ? int2{black, white} : int2{white, black};
+}
+
+// The bound of the clip, rounded up to fp16, twice.
+__device__ __forceinline__ uint32_t bound_in_halves(float bound) {
+    const __half2 both = __half2half2(__float2half_ru(bound));
+    return reinterpret_cast<const uint32_t&>(both);
+}
+
 // Computes the row gradients in slot order, with 0 in padding, and their sums over each stretch of tiles. Thread blocks
 // of the same stretch and different slabs are neighbours in the grid, since they read the same rows of memory.
 template <int kTerms, typename Grad, Activation kActivation>

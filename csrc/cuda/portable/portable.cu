@@ -86,8 +86,8 @@ Tensor plan(const Tensor& white, const Tensor& black, const Tensor& black_to_mov
 }
 
 Three forward(const Batch& batch, PlanLayout /*layout*/, const Tensor& weight, const Tensor& bias,
-              const std::optional<Tensor>& psqt, Activation activation, Range range, ScalarType output_dtype,
-              bool save) {
+              const std::optional<Tensor>& psqt, Activation activation, Range range,
+              std::optional<ScalarType> output_dtype, bool save) {
     const cudaStream_t stream = current_stream(weight);
     const int64_t num_outputs = weight.size(1);
     const IndexRows in = index_rows(batch.white, batch.black, weight.size(0));
@@ -115,7 +115,7 @@ Three forward(const Batch& batch, PlanLayout /*layout*/, const Tensor& weight, c
     p.bound = range.bound;
     p.scale = range.scale;
     p.rounds_down = range.rounds_down;
-    p.out_type = float_type(kForward, "output_dtype", output_dtype);
+    p.out_type = float_type(kForward, "output_dtype", *output_dtype);
     const auto run = weight.scalar_type() == ScalarType::Float  ? launch_forward<float>
                      : weight.scalar_type() == ScalarType::Half ? launch_forward<__half>
                                                                 : launch_forward<__nv_bfloat16>;

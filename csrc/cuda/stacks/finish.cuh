@@ -30,6 +30,7 @@ struct Finish {
     int tile_numbers;    // of a tile in `partials`
     int weight_numbers;  // how many of these, from the first on, are the gradient of weight_0; 0 if it is not there
     int blocks_per_stack;
+    int row_numbers;  // the width of the transformer whose row gradients the tiles have sums of, of either side; or 0
     // For psqt.
     const float* grad_output;
     float* grad_psqt;
@@ -84,26 +85,38 @@ __device__ inline void finish_bias(const Finish& a, int block) {
     a.grad_bias[item] = sum;
 }
 
-// The gradients that tiles have in `partials`. A thread block takes kColumns numbers of a stack. Each of its kStrips
-// warps adds up an equal share of the stack's tiles; then the shares are added in order.
+// The gradients that tiles have in `partials`. A thread block takes kColumns numbers of a stack, or behind these of the
+// sums of row gradients, of all stacks and both sides. Each of its kStrips warps adds up an equal share of the tiles;
+// then the shares are added in order.
 __device__ inline void finish_partials(const Finish& a, int block) {
     __shared__ float shares[kStrips][kColumns];
-    const int stack = block / a.blocks_per_stack, strip = threadIdx.x / kColumns;
-    const int number = block % a.blocks_per_stack * kColumns + threadIdx.x % kColumns;
+    const int rows = block - a.blocks_per_stack * static_cast<int>(a.of_order.stacks);
+    const bool of_rows = rows >= 0;
+    const int stack = of_rows ? 0 : block / a.blocks_per_stack, strip = threadIdx.x / kColumns;
+    const int in_block = of_rows ? rows : block % a.blocks_per_stack;
+    const int column = in_block * kColumns + threadIdx.x % kColumns;
+    const int number = of_rows ? a.tile_numbers - 2 * a.row_numbers + column : column;
     const int* const first_tile = a.order + Order::first_tile + stack;
-    const int first = first_tile[0], count = first_tile[1] - first;
+    const int first = of_rows ? 0 : first_tile[0], count = (of_rows ? a.order[Order::tiles] : first_tile[1]) - first;
     float sum = 0.0f;
-    if (number < a.weight_numbers + a.layout.tile) {
+    if (of_rows ? column < a.row_numbers : number < a.weight_numbers + a.layout.tile) {
         const int begin = first + static_cast<int>(static_cast<int64_t>(count) * strip / kStrips);
         const int end = first + static_cast<int>(static_cast<int64_t>(count) * (strip + 1) / kStrips);
         const float* const from = a.partials + number;
 #pragma unroll 8
-        for (int t = begin; t < end; ++t) sum += __ldcg(from + static_cast<int64_t>(t) * a.tile_numbers);
+        for (int t = begin; t < end; ++t) {
+            sum += __ldcg(from + static_cast<int64_t>(t) * a.tile_numbers);
+            if (of_rows) sum += __ldcg(from + static_cast<int64_t>(t) * a.tile_numbers + a.row_numbers);
+        }
     }
     shares[strip][threadIdx.x % kColumns] = sum;
     __syncthreads();
     if (strip != 0) return;
     for (int s = 1; s < kStrips; ++s) sum += shares[s][threadIdx.x];
+    if (of_rows) {
+        if (column < a.row_numbers) a.grad_bias[column] = sum;  // scaled already
+        return;
+    }
     if (number < a.weight_numbers) {
         a.grad_weight[static_cast<int64_t>(stack) * a.weight_numbers + number] = sum * a.scale.read();
         return;

@@ -194,11 +194,13 @@ struct TileCall {
     const GradientLayout layout;
     TileArguments arguments{};
 
+    // `positions`: how many there are, where x is what the transformer has saved of them; it is not checked then.
     TileCall(const char* op, const Tensor& x_in, bool is_sums, const Tensor& order, const Tensors& parameters_in,
-             const std::optional<Tensor>& psqt_in, int64_t description)
+             const std::optional<Tensor>& psqt_in, int64_t description, int64_t positions = -1)
         : layers(layers_of(op, parameters_in, description)),
-          x(check_start(op, x_in, is_sums, layers, parameters_in[0])),
-          of_order(check_order(op, order, x.size(0), layers.stacks, parameters_in[0])),
+          x(positions < 0 ? check_start(op, x_in, is_sums, layers, parameters_in[0])
+                          : perspective_transformer::aligned(x_in)),
+          of_order(check_order(op, order, positions < 0 ? x.size(0) : positions, layers.stacks, parameters_in[0])),
           psqt(contiguous(psqt_in)),
           layout(layers) {
         if (psqt) check_floats(op, "psqt", *psqt, {of_order.positions}, "[B]", parameters_in[0]);
@@ -273,13 +275,17 @@ std::tuple<Tensor, Tensor> backward_op(const Tensor& grad_output_in, const Tenso
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Tensor& order, Tensors parameters,
                                                    const std::optional<Tensor>& psqt, Tensors targets,
-                                                   int64_t description, int64_t loss, Numbers constants, bool is_sums) {
+                                                   int64_t description, int64_t loss, Numbers constants, bool is_sums,
+                                                   std::vector<int64_t> transformer, Numbers range) {
     constexpr const char* op = "_layer_stacks_loss";
-    TileCall call(op, x_in, is_sums, order, parameters, psqt, description);
+    const bool goes_on = !transformer.empty();  // through the transformer
+    if (targets.size() != (goes_on ? 6 : 3))
+        fail(op, "targets", text(targets.size()) + " tensors",
+             "score, result and lambda; with `transformer` then white, black and plan");
+    TileCall call(op, x_in, is_sums, order, parameters, psqt, description, goes_on ? targets[3].size(0) : -1);
     const Layers& layers = call.layers;
     const Tensor &like = parameters[0], &x = call.x;
     const Order& o = call.of_order;
-    if (targets.size() != 3) fail(op, "targets", text(targets.size()) + " tensors", "three: score, result and lambda");
     check_tensor(op, "score", targets[0], {ScalarType::Short}, {o.positions}, "[B]", like);
     check_tensor(op, "result", targets[1], {ScalarType::Char}, {o.positions}, "[B]", like);
     const bool by_position = targets[2].dim() == 1;
@@ -296,7 +302,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Ten
     if (layers.integers.square != 0 && !in_one_pass)
         fail(op, "layers", "layers that read squares of x", "one layer, and x of at most 16 KB for each position");
     TileArguments& a = call.arguments;
-    if (in_one_pass) a.tile_numbers = numbers_with_weight(layers, call.layout);
+    if (in_one_pass) a.tile_numbers = numbers_with_weight(layers, call.layout, goes_on);
     const auto [grad_sums, partials] = call.start_backward();
     a.loss = read_loss(op, loss, constants);
     a.score = const_data<int16_t>(targets[0]);
@@ -307,6 +313,21 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Ten
     a.totals = mutable_data<float>(totals);
     a.counter = mutable_data<int>(order) + Order::counter;
     a.grad_output = mutable_data<float>(grad_output);
+    if (goes_on) {
+        namespace pt = perspective_transformer;
+        if (range.size() != 3) fail(op, "range", text(range.size()) + " numbers", "bound, scale and the factor of x");
+        const pt::Transformer of = pt::transformer_of(op, transformer, {range[0], range[1]}, pt::kMultiple);
+        check_device(op, "x", x, Device::cuda, like, "weight_0");
+        if (!pt::kBuiltFor90 || of.layout.bucket_size == 0 || !in_one_pass || psqt || o.positions == 0)
+            fail(op, "parameters", "a net that the kernel does not support",
+                 "king buckets, one layer without psqt, x of at most 16 KB for each position, and a position");
+        const pt::Batch batch = pt::batch_of(op, {targets.begin() + 3, targets.end()});
+        pt::check_plan_arguments(op, batch.white, batch.black, of.sizes.num_features, of.layout);
+        Tensor rows;
+        if constexpr (pt::kBuiltFor90)
+            rows = pt::bucketed::one_output_through(batch, of, x, static_cast<float>(range[2]), a);
+        return {totals, rows, grad_output, partials};
+    }
     if (in_one_pass)
         run_one_output(x, a, current_stream(x));
     else
@@ -330,10 +351,13 @@ struct Gradients {
             fail(op, "scales", text(scales.size()) + " tensors", "at most two: a factor, and totals");
         if (scales.size() > 0) check_floats(op, "scales[0]", scales[0], {}, "[]", like);
         if (scales.size() > 1) check_floats(op, "scales[1]", scales[1], {3}, "[3]", like);
-        has_weight = layers.count == 1 && partials && partials->dim() == 2 &&
-                     partials->size(1) == numbers_with_weight(layers, layout_);
+        const int64_t with_weight = numbers_with_weight(layers, layout_),
+                      with_rows = numbers_with_weight(layers, layout_, true);
+        const int64_t given = layers.count == 1 && partials && partials->dim() == 2 ? partials->size(1) : 0;
+        has_weight = given == with_weight || given == with_rows;
+        grad_bias = floats_like(like, {given == with_rows ? layers.at[0].inputs / 2 : 0});
         if (partials) {
-            const int64_t numbers = has_weight ? numbers_with_weight(layers, layout_) : layout_.tile;
+            const int64_t numbers = has_weight ? given : layout_.tile;
             check_floats(op, "partials", *partials, {of_order.most_tiles(), numbers}, "[tiles, …]", like);
         }
         if (grad_output) check_floats(op, "grad_output", *grad_output, {positions}, "[B]", like);
@@ -400,6 +424,11 @@ struct Gradients {
             }
             f.blocks_per_stack = static_cast<int>(divide_up(f.weight_numbers + layout_.tile, kColumns));
             f.of_partials = static_cast<int>(f.blocks_per_stack * layers.stacks);
+            if (grad_bias.size(0) > 0) {
+                f.grad_bias = mutable_data<float>(grad_bias);
+                f.row_numbers = static_cast<int>(grad_bias.size(0));
+                f.of_partials += static_cast<int>(divide_up(grad_bias.size(0), kColumns));
+            }
         }
         if (grad_output_) {
             f.grad_output = const_data<float>(*grad_output_);
@@ -414,7 +443,7 @@ struct Gradients {
     const Layers& layers;
     Order of_order;
     bool has_weight;  // whether one_output_kernel has made the gradient of weight_0, too
-    Tensor grad_weight, grad_psqt, gradients;
+    Tensor grad_bias, grad_weight, grad_psqt, gradients;  // grad_bias: of the transformer, where row gradients are made
 
   private:
     const GradientLayout layout_;
@@ -465,7 +494,7 @@ AllGradients gradients_of(const std::optional<Tensor>& x_in, const Tensor& order
         });
     }
     all.finish();
-    return {grad_x, floats_like(grad_x, {0}), all.grad_psqt, all.grad_weight, all.gradients};
+    return {grad_x, all.grad_bias, all.grad_psqt, all.grad_weight, all.gradients};
 }
 
 AllGradients gradients_op(const std::optional<Tensor>& x, const Tensor& order, Tensors parameters,
@@ -486,8 +515,14 @@ AllGradients gradients_op(const std::optional<Tensor>& x, const Tensor& order, T
     const pt::Batch batch = pt::batch_of(op, {through.begin() + 2, through.end()});
     const pt::Transformer of = pt::transformer_of(op, transformer, range_in, pt::kMultiple);
     if (layers_of(op, parameters, description).count == 1) {
-        const auto [_, no_bias, factor, grad_weight, gradients] =
+        const bool has_rows = grad_sums && grad_sums->scalar_type() == ScalarType::Byte;
+        const auto [_, of_rows, factor, grad_weight, gradients] =
             gradients_of(x, order, parameters, grad_sums, partials, grad_output, scales, description, std::nullopt);
+        if (has_rows) {
+            const auto [made, no_bias, no_psqt] = pt::backward(
+                {op, *grad_sums, std::nullopt, std::nullopt, leaves_unused}, batch, of, saved, weight_dtype);
+            return {made, of_rows, no_psqt, grad_weight, gradients};
+        }
         const auto [grad_rows, grad_bias, grad_psqt] =
             pt::backward({op, parameters[0], pt::Factors{factor, bucket}, std::nullopt, leaves_unused}, batch, of,
                          saved, weight_dtype);
