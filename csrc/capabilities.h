@@ -270,7 +270,8 @@ inline Choice<Stacks> stacks(const Machine& machine, const layer_stacks::Layers&
 // ---- the gradient between the two ----------------------------------------------------------------------------------
 
 // whole: the gradient of the transformer's output is made. factors: the backward of the transformer takes its two
-// factors. rows: the backward of the first layer continues to the gradients of the transformer's rows.
+// factors. rows: the backward of the first layer, or the loss of the only one, continues to the gradients of the
+// transformer's rows.
 NNUE_ENUMERATION(Between, whole, factors, rows)
 
 struct BetweenShape {

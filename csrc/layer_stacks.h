@@ -67,7 +67,8 @@
 // gradients), all multiplied by scales[0] (float32 scalar), if it is given, and divided by scales[1][1], if it is:
 // totals, so Σ weight. `gradients` is flat: bias_0, weight_1, bias_1, … each from a multiple of 4 on. Without x grad_x
 // and grad_weight_0 have no elements; without partials `gradients`; without grad_output grad_psqt. grad_x has the dtype
-// `grad_dtype`, independent of x's; none: it is not computed. grad_bias has no elements.
+// `grad_dtype`, independent of x's; none: it is not computed. grad_bias has elements only for row
+// gradients.
 //
 // If `through` is not empty, x is the output of _perspective_transformer_forward, and the operator goes on through it:
 // grad_x, grad_bias and grad_psqt are the gradients of its weight, bias and PSQT columns, and that of x is not made.
@@ -77,8 +78,8 @@
 // whose feature no position has.
 //
 // If there is one layer, the gradient of x is the product of two factors, that of the output and the layer's weight,
-// unless grad_sums are row gradients; scales[0] must be 1 then. There is no psqt. Where the layer rounds, `range` must
-// scale by x_scale · multiply / (psqt_scale · by · divide), too: the first factor has psqt_scale.
+// unless grad_sums are row gradients; scales[0] must be 1 then, which is not checked. There is no psqt. Where the layer
+// rounds, `range` must scale by x_scale · multiply / (psqt_scale · by · divide), too: the first factor has psqt_scale.
 //
 // If there are more layers, the kernels of 9.0 make x again from `saved`, of fp32 or bfloat16 weights; x is not read.
 // The activation must be pairwise, N a multiple of 64, in 16 bits the bound 1/64 to 255, and there must be a position.

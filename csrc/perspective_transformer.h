@@ -12,7 +12,8 @@
 //   psqt output     float32 [B]     (the sum of psqt[i, psqt_bucket[b]] over the side to move's indices - the same over
 //                                   the other side's) / 2; no elements if there is no psqt
 //
-// _perspective_plan makes the plan of a batch, which forward and backward share. A call is described by typed fields,
+// _perspective_plan makes the plan of a batch, which forward and backward share. Without `check_indices`, CUDA skips
+// illegal indices and reports none. A call is described by typed fields,
 // which a net computes once:
 //
 //   batch         [white, black, plan]; with psqt also psqt_bucket
@@ -28,7 +29,7 @@
 //
 // In C++ the layer after the transformer may give the backward something else than the gradient of `output`
 // (OutputGradients): the two factors of it, if that layer has one output; or the gradients of rows, which
-// _layer_stacks_gradients (layer_stacks.h) makes for the kernels of 9.0.
+// _layer_stacks_gradients or _layer_stacks_loss (layer_stacks.h) makes for the kernels of 9.0.
 //
 // The layouts of `plan` and `saved` are private to this version of the library and to the kernels;
 // _perspective_transformer_layout describes those of CUDA, for fake kernels and tests, in a text of uint8 [n]. A PSQT

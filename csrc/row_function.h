@@ -2,8 +2,7 @@
 // nnue_trainer/stats/row_function.py compiled from a user's body. A list of tensors costs more than a small call.
 //
 //   x, rows      1 to 8 inputs [..., n], float32 or float64, all of one dtype and device. The leading dimensions of
-//   each
-//                are those of `out`, or it is one row that all outputs share. n may differ between them.
+//                each are those of `out`, or it is one row that all outputs share. n may differ between them.
 //   out          [...], contiguous, of their dtype and device, in memory of its own
 //   functions    number of the library, from nnue_add_row_functions of the operators' library for the device
 #pragma once

@@ -146,7 +146,7 @@ def compare(
         print(f"when the other parts have trained them into {shown(folder / runs.NETS)}, the same command plays")
         return
     found = _play(folder, nets.values(), options, share, player)
-    if part != "1/1":
+    if not share.is_whole:
         print(f"{shown(folder)}: part {part} is played; without --part, the parts in one folder are merged")
         return
     _answer(folder, Comparison.of(plan, nets, found), options, as_json=as_json)

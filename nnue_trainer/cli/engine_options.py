@@ -39,7 +39,7 @@ def part_in(text: str | None) -> Part:
 
     if text == "array":
         return Part(*_array_task())
-    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text or "1/1")
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", "1/1" if text is None else text)
     if not found:
         raise UserError(f"--part {quoted(text)}: expected I/N, such as 2/4")
     part = Part(int(found[1]), int(found[2]))

@@ -182,10 +182,11 @@ def match(
     chosen, identity = players_of(players, engines, own, folder / "nets", net_option=net_option)
     _note_equal_nets([player.name for player in chosen], identity["engines"])
 
+    share = part_in(part)
     if fastchess is not None:
         from nnue_trainer.match.fastchess import find, play_with_fastchess
 
-        if part != "1/1":
+        if not share.is_whole:
             raise UserError(f"--part {part}: fastchess plays whole matches; remove --part")
         result = play_with_fastchess(find(fastchess), chosen, options, folder, identity=identity, note=note)
     else:
@@ -194,7 +195,7 @@ def match(
                 chosen,
                 options,
                 folder,
-                part=part_in(part),
+                part=share,
                 identity=identity,
                 progress=progress,
                 note=note,
@@ -204,7 +205,7 @@ def match(
         return
     for line in matches.summary(result):
         print(shown(line))
-    if part == "1/1":
+    if share.is_whole:
         problem = extras.missing("matplotlib")
         page = matches.PAGE if problem is None else f"no {matches.PAGE}, which {problem}"
         print(f"{shown(folder / matches.JSON)}, {matches.PGN}, {page}")

@@ -68,7 +68,7 @@ class NetTensor:
         return (rows, *self.shape[1:-1], self.columns or last) if len(self.shape) > 1 else (rows,)
 
     def rows_of(self, model: Mapping[str, Tensor]) -> Tensor:
-        """The rows of the parameter, a view, among the parameters of the float model by name."""
+        """The rows of the parameter [rows, ...], a view, among the parameters of the float model by name."""
         return model[self.source_parameter][self.first_row :][: self.source_shape[0]]
 
     @property

@@ -93,7 +93,8 @@ def _fakes(namespace: str, as_on_cuda: Callable[[torch.device], bool]) -> dict[s
 
     def forward(
         batch: list[Tensor], weight: Tensor, bias: Tensor, psqt: Tensor | None, transformer: list[int],
-        range: list[float], output_dtype: torch.dtype, save: bool, *_: Any, saved_alone: bool = False,
+        range: list[float], output_dtype: torch.dtype, save: bool, leaf: Tensor | None = None,
+        sparse_grad: bool = False, psqt_apart: bool = False, saved_alone: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         of, white, on_cuda, rows = Transformer(*transformer), batch[0], as_on_cuda(weight.device), 0
         positions = white.shape[0]

@@ -7,7 +7,7 @@ import functools
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,10 @@ class RowFunction:
         if isinstance(self.inputs, str) or wrong or len(set(names)) < len(names) or not 1 <= len(names) <= _MOST:
             raise ValueError(f"row function: inputs: found {self.inputs!r}, expected 1 to {_MOST} different C++ names")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the numbers of compiled functions, which belong to this process."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
     def __call__(self, *rows: Tensor, out: Tensor | None = None) -> Tensor:
         """The function of each row: rows [..., n] of float32 or float64, all of one dtype and device, whose leading
         dimensions broadcast; n may differ between inputs. Returns a tensor [...] of their dtype, `out` if given.
@@ -64,8 +68,7 @@ class RowFunction:
         require one.
         """
         first = rows[0] if rows else None
-        is_one = len(rows) == len(self.inputs) == 1 and isinstance(first, Tensor) and not first.requires_grad
-        if not is_one or (out is not None and (not isinstance(out, Tensor) or out.is_neg())):
+        if not (len(rows) == len(self.inputs) == 1 and isinstance(first, Tensor) and self._takes(first, out)):
             self._check(rows, out)
         assert first is not None
         made = first.new_empty(self._broadcast(rows)) if out is None else out
@@ -80,6 +83,12 @@ class RowFunction:
             self._check(rows, out)
             raise RuntimeError(f"row function: {self.name}: {error}") from None
         return made
+
+    def _takes(self, row: Tensor, out: Tensor | None) -> bool:
+        """Whether the operator itself refuses all else that is wrong with one input and `out`."""
+        if row.requires_grad or row.is_nested:
+            return False
+        return out is None or (isinstance(out, Tensor) and out.shape == row.shape[:-1] and not out.is_neg())
 
     def _check(self, rows: tuple[Tensor, ...], out: Tensor | None) -> None:
         """ValueError or RuntimeError for what the operator would refuse, or not notice."""

@@ -57,7 +57,8 @@ class Found(NamedTuple):
     totals: Tensor
     """Σ weight · loss, Σ weight and their quotient, the loss: fp32 [3]"""
     by_x: Tensor
-    """the gradient of `Inputs.x`; of the operators, that of the first layer's sums"""
+    """the gradient of `Inputs.x`; of the operators, that of the first layer's sums, or of the transformer's rows,
+    divided, where the loss makes these"""
     by_output: Tensor | None
     """the gradient of PSQT, which is that of the output, fp32 [B]"""
     partials: Tensor | None = None

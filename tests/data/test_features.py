@@ -294,6 +294,7 @@ def test_a_batch_has_the_fields_of_the_table() -> None:
         "plans",
         "records",
         "spare",
+        "is_legal",
     }
     batch = Batch.allocate(5, 30)
     assert set(batch.fields()) == set(names)

@@ -180,6 +180,9 @@ def test_an_expander_takes_turns_in_its_memory(device: torch.device, records: to
         assert_equals_pipeline(batches[-1], part, "HalfKAv2_hm")
     assert_equals_pipeline(batches[2], parts[2], "HalfKAv2_hm")  # two are valid at a time
     assert len(batches[2]) == 203
+    assert batches[1].is_legal  # of a set of this project
+    assert not batches[2].is_legal  # a part of a buffer
+    assert not batches[1].clone().is_legal
     assert batches[0].white.data_ptr() == batches[2].white.data_ptr()
     assert batches[1].white.data_ptr() == batches[3].white.data_ptr()
     assert batches[0].white.data_ptr() != batches[1].white.data_ptr()

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sample_inputs import assert_close
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from typed import grad_of
 
 from nnue_trainer import ops
@@ -760,6 +761,14 @@ def test_opcheck(
     )
     out, psqt_out, saved = torch.ops.nnue._perspective_transformer_forward(batch, *parameters, *described, True)
     assert psqt_out.shape == (100 if psqt_buckets else 0,)
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(each) for each in batch]
+        of = [None if each is None else mode.from_tensor(each) for each in parameters]
+        for saved_alone in (False, True):
+            rows, *_ = torch.ops.nnue._perspective_transformer_forward(
+                fakes, *of, *described, True, saved_alone=saved_alone
+            )
+            assert rows.shape == (0 if saved_alone else len(out), out.shape[1])
     torch.library.opcheck(
         torch.ops.nnue._perspective_transformer_backward.default,
         (

@@ -201,6 +201,7 @@ def test_an_expander_makes_rows_on_the_host_where_operators_cannot(monkeypatch: 
     records = torch.from_numpy(records_from_fens(FENS))
     monkeypatch.setattr("nnue_trainer.data.features.FeatureSet.prepare", lambda *_: False)
     batch, expected = Expander(name, "cpu")(records), expand(records.numpy(), name)
+    assert not batch.is_legal  # so its rows are checked
     for field in ops.Expanded._fields:
         assert torch.equal(getattr(batch, field), getattr(expected, field)), field
 

@@ -485,6 +485,17 @@ def test_autocast_changes_nothing(device: torch.device, values: bool, dtype: tor
 
 
 @pytest.mark.cuda
+def test_rows_that_are_known_to_be_legal_are_not_checked(cuda: torch.device) -> None:
+    rows = torch.arange(50, dtype=torch.int32, device=cuda)[:, None].contiguous()
+    black_to_move = torch.zeros(50, dtype=torch.uint8, device=cuda)
+    illegal = rows.clone()
+    illegal[3, 0] = 300
+    with pytest.raises(RuntimeError, match="row 3"):
+        perspective_plan(illegal, rows, black_to_move, 300)
+    perspective_plan(illegal, rows, black_to_move, 300, check_indices=False)
+
+
+@pytest.mark.cuda
 def test_cuda_graph_follows_its_inputs(cuda: torch.device) -> None:
     before = ops.set_index_check("off")
     pair, other = (make_pair(500, 20, 300, 48, psqt_buckets=8, device=cuda, seed=seed) for seed in (0, 9))

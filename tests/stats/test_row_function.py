@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import struct
 from collections.abc import Callable
@@ -195,6 +196,15 @@ def test_views_with_changed_signs_and_shared_memory() -> None:
     first(pairs[:6].view(3, 2), out=pairs[6:9])
 
 
+def test_a_copy_has_no_numbers_of_this_process() -> None:
+    assert LENGTH(torch.ones(3)).item() == pytest.approx(3**0.5)
+    copied = copy.deepcopy(LENGTH)  # by the state that pickle sends to a spawned process
+    assert copied == LENGTH
+    assert "_on_cpu" in vars(LENGTH)
+    assert "_on_cpu" not in vars(copied)
+    assert copied(torch.ones(3)).item() == pytest.approx(3**0.5)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -204,6 +214,10 @@ def test_views_with_changed_signs_and_shared_memory() -> None:
         (lambda: LENGTH(torch.ones(3, requires_grad=True)), r"requires grad; pass x.detach\(\)"),
         (lambda: LENGTH(), "found 0 inputs, expected 1"),
         (lambda: LENGTH(torch.ones(2, 3), out=torch.ones(3)), r"out: found torch.float32 of shape \[3\].*shape \[2\]"),
+        (lambda: LENGTH(torch.ones(3), out=torch.ones(4)), r"out: found torch.float32 of shape \[4\].*shape \[\]"),
+        (lambda: LENGTH(torch.ones(1, 3), out=torch.ones(4)), r"out: found torch.float32 of shape \[4\].*shape \[1\]"),
+        (lambda: LENGTH(torch.ones(5, 0), out=torch.ones(3)), r"out: found torch.float32 of shape \[3\].*shape \[5\]"),
+        (lambda: LENGTH(torch.nested.nested_tensor([torch.ones(2)])), "x: found"),
         (lambda: LENGTH(torch.ones(2, 3), out=cast(Any, [0.0] * 2)), "out: found list, expected a tensor"),
         (lambda: LENGTH(torch.ones(2, 3), out=torch.ones(4)[::2]), "out: found a tensor that is not contiguous"),
         (lambda: DOT(torch.ones(2, 3), torch.ones(2, 3).double()), "b: found torch.float64"),

@@ -33,7 +33,8 @@ __global__ void __launch_bounds__(cuda::stacks::kThreads) weigh_positions(TileAr
     shares[blockIdx.x] = sum;
 }
 
-// kSquares: the activation is SCReLU. kRounds: x is rounded down; where it is squared then, the kernel does it.
+// kSquares: the activation is SCReLU. kRounds: x is rounded down; if layer 0 reads squares, the
+// kernel squares x.
 template <bool kSquares, bool kRounds>
 struct SavedOutputs {
     BackwardProblem p;    // p.scale: what the gradient of x is multiplied by
